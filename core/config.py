@@ -1,0 +1,294 @@
+"""The topology: one TOML file that describes the world, and its checks.
+
+Every process gets that file and its own name. Values are frozen; nothing is read from the
+environment except secrets that the file refers to. Unknown keys and values that do not fit are
+refused with file, line and the nearest known key (`core.config_locate`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets as _secrets
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from core.config_locate import explain
+from core.errors import ConfigError
+from core.types import ModelName, RegionName, Role
+
+VERSION = 1
+
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Secrets(_Section, frozen=True):
+    """References, never values: `file:PATH` (relative to the state folder, made at first start)
+    or `env:NAME`."""
+
+    region: str = "file:region.secret"
+    """Shared by edges, routers and nodes: opens the internal ports."""
+    fleet: str = "file:fleet.secret"
+    """Keys the route hashes: equal on all edges of a fleet, for as long as prefixes should stay."""
+
+
+class Routing(_Section, frozen=True):
+    depth: _Positive = 2
+    """Blocks of 512 bytes of prompt text that make the route key."""
+    short_prompt_bytes: int = 1024
+    """A prompt below this is answered by the nearest region: reading it again is cheaper than
+    travelling."""
+    load_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.5
+    load_margin_s: float = 2.0
+    """A region is full above max(load_ratio × mean, mean + load_margin_s) seconds of work."""
+    expose_nodes: bool = False
+    """Answer with x-skerry-prefill and x-skerry-decode."""
+    simulate_round_trips: bool = False
+    """Let edges wait `round_trip_ms` before each request: a world on one machine."""
+    network_trusted: bool = False
+    """Allow plaintext between processes on other than loopback addresses."""
+
+
+class Limits(_Section, frozen=True):
+    body_bytes: _Positive = 8 << 20
+    deadline_s: _Seconds = 600.0
+    queue: _Positive = 256
+    """Requests that may wait in one region before it refuses."""
+    lease_s: _Seconds = 30.0
+    """A KV ticket without renewal is void after this."""
+    heartbeat_s: _Seconds = 1.0
+    """Node to router; three missed ones and the node is lost."""
+
+
+class Scripted(_Section, frozen=True):
+    step_ms: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    repeat: bool = False
+    block_bytes: _Positive = 4096
+
+
+class Model(_Section, frozen=True):
+    source: str
+    """`package:NAME` (a Python package that carries one GGUF file) or a path to a GGUF file or a
+    folder of safetensors; relative paths start at the topology file."""
+    aliases: tuple[str, ...] = ()
+    context: _Positive | None = None
+    """Tokens of prompt and answer together; the model's own limit when absent."""
+    engine: str = "torch"
+    """torch, or scripted: no weights, plays the prompt back (rehearsals and fault tests)."""
+    scripted: Scripted | None = None
+
+
+class Edge(_Section, frozen=True):
+    name: _Name
+    listen: str = "127.0.0.1:8787"
+    place: str = ""
+    round_trip_ms: dict[str, float] = {}
+    """To each region; the nearest one is the smallest."""
+
+
+class Node(_Section, frozen=True):
+    name: _Name
+    role: Role
+    model: str
+    host: str = "127.0.0.1"
+    """Where the KV data socket listens; its port is chosen by the system and told in tickets."""
+    threads: _Positive = 1
+    kv_tokens: _Positive = 16384
+    max_sequences: _Positive = 32
+    max_step_tokens: _Positive = 512
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+class Region(_Section, frozen=True):
+    name: _Name
+    nodes: tuple[Node, ...]
+    http: str = "127.0.0.1:0"
+    """Where edges come in; port 0 lets `skerry up` choose a free one."""
+    grpc: str = "127.0.0.1:0"
+    """Where this region's nodes come in."""
+    place: str = ""
+    weight: _Positive = 100
+    split_min_tokens: int = 256
+    """A remainder of a prompt below this is read by the decode node itself."""
+
+
+class Topology(_Section, frozen=True):
+    version: int
+    models: dict[str, Model]
+    edges: tuple[Edge, ...]
+    regions: tuple[Region, ...]
+    name: str = "skerry"
+    secrets: Secrets = Secrets()
+    routing: Routing = Routing()
+    limits: Limits = Limits()
+
+    def edge(self, name: str) -> Edge:
+        return _named("edge", self.edges, name)
+
+    def region(self, name: str) -> Region:
+        return _named("region", self.regions, name)
+
+    def node(self, name: str) -> tuple[Region, Node]:
+        pairs = [(region, node) for region in self.regions for node in region.nodes]
+        for region, node in pairs:
+            if node.name == name:
+                return region, node
+        known = ", ".join(node.name for _, node in pairs)
+        raise ConfigError(f"no node is named {name!r}; the topology has: {known}")
+
+    def canonical_model(self, name: str) -> ModelName | None:
+        """The model that `name` (its own name or an alias) stands for."""
+        if name in self.models:
+            return ModelName(name)
+        for canonical, model in self.models.items():
+            if name in model.aliases:
+                return ModelName(canonical)
+        return None
+
+    def regions_with(self, model: str) -> tuple[RegionName, ...]:
+        return tuple(
+            RegionName(region.name)
+            for region in self.regions
+            if any(node.model == model for node in region.nodes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A topology with what lies around it. `state` is the folder of secrets, logs and run files."""
+
+    topology: Topology
+    path: Path
+    state: Path
+
+    def secret(self, which: str) -> bytes:
+        """The secret named `which` of `[secrets]`; a missing file is made, readable by us only."""
+        reference: str = getattr(self.topology.secrets, which)
+        kind, _, rest = reference.partition(":")
+        if kind == "env":
+            value = os.environ.get(rest, "")
+            if not value:
+                raise ConfigError(f"secret {which!r}: environment variable {rest} is not set")
+            return value.encode()
+        if kind == "file":
+            return _file_secret(self.state / rest)
+        raise ConfigError(f"secret {which!r}: {reference!r} is neither file:PATH nor env:NAME")
+
+    def model_source(self, name: str) -> str:
+        """`source` of a model, with a relative path made absolute."""
+        source = self.topology.models[name].source
+        if source.startswith("package:") or Path(source).is_absolute():
+            return source
+        return str((self.path.parent / source).resolve())
+
+
+def load(path: Path, *, state: Path) -> World:
+    """Read and check a topology. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return World(topology=parse(text, name=str(path)), path=path.resolve(), state=state)
+
+
+def parse(text: str, *, name: str = "topology") -> Topology:
+    """Check the text of a topology. `name` heads every complaint."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not TOML: {error}") from error
+    if raw.get("version") != VERSION:
+        raise ConfigError(
+            f"{name}: version is {raw.get('version')!r}; this release reads version {VERSION}"
+        )
+    try:
+        topology = msgspec.convert(raw, Topology)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}:{explain(str(error), text, raw, Topology)}") from error
+    _check(topology, name)
+    return topology
+
+
+def _check(topology: Topology, name: str) -> None:
+    """What types cannot say: names are unique and every reference leads somewhere."""
+
+    def refuse(what: str) -> None:
+        raise ConfigError(f"{name}: {what}")
+
+    everyone = [
+        *(edge.name for edge in topology.edges),
+        *(region.name for region in topology.regions),
+        *(node.name for region in topology.regions for node in region.nodes),
+    ]
+    for one in everyone:
+        if everyone.count(one) > 1:
+            refuse(f"the name {one!r} is used more than once")
+    labels = [*topology.models, *(a for m in topology.models.values() for a in m.aliases)]
+    for label in labels:
+        if labels.count(label) > 1:
+            refuse(f"the model name or alias {label!r} is used more than once")
+    known = {region.name for region in topology.regions}
+    for edge in topology.edges:
+        for region_name in edge.round_trip_ms:
+            if region_name not in known:
+                refuse(
+                    f"edge {edge.name!r} has a round trip to {region_name!r}, which is no region"
+                )
+    for region in topology.regions:
+        for node in region.nodes:
+            if node.model not in topology.models:
+                refuse(f"node {node.name!r} serves {node.model!r}, which is not under [models]")
+        for model in {node.model for node in region.nodes}:
+            roles = {node.role for node in region.nodes if node.model == model}
+            if roles == {Role.PREFILL}:
+                refuse(f"region {region.name!r} has no node that can decode {model!r}")
+    if not topology.edges or not topology.regions or not topology.models:
+        refuse("a world needs at least one edge, one region and one model")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """("127.0.0.1", 8787) of "127.0.0.1:8787"."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _file_secret(path: Path) -> bytes:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = path.with_name(f"{path.name}.{_secrets.token_hex(4)}")
+        fresh.touch(mode=0o600)
+        fresh.write_text(_secrets.token_urlsafe(32), encoding="ascii")
+        try:
+            path.hardlink_to(fresh)  # the first of several processes wins
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+    value = path.read_text(encoding="ascii").strip().encode()
+    if len(value) < 16:
+        raise ConfigError(f"{path}: a secret needs at least 16 characters")
+    return value
+
+
+_T = TypeVar("_T", Edge, Region)
+
+
+def _named(kind: str, items: tuple[_T, ...], name: str) -> _T:
+    for item in items:
+        if item.name == name:
+            return item
+    known = ", ".join(item.name for item in items)
+    raise ConfigError(f"no {kind} is named {name!r}; the topology has: {known}")

@@ -1,0 +1,245 @@
+"""What a node front and its rank say to each other, over a socket pair, framed by core.framing.
+
+Commands are asynchronous; every sequence ends with a `Stepped` finish, a `SequenceFailed` or the
+front's own `Abort`. The rank reports at most one `Stepped` per engine step.
+
+Life of a sequence in the rank::
+
+    Run      cached prefix + rest of the prompt here → tokens → finish
+    Reserve  → Reserved; the front fills the blocks from a peer; Begin → tokens → finish
+    Prefill  → Stepped.progress … (blocks stay locked while the front sends them) → Release
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.engine.plan import SequenceId
+from core.framing import FrameDecoder
+from core.kv.geometry import KVGeometry
+from core.types import FinishReason
+
+
+class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence, resolved: no defaults left to decide. `output_ids` are tokens that were generated
+    before (a continued request); they count against `max_tokens`."""
+
+    token_ids: tuple[int, ...]
+    output_ids: tuple[int, ...] = ()
+    namespace: str = ""
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    choice: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """Union of the model's end tokens (unless ignored) and the caller's stop_token_ids."""
+    priority: int = 0
+
+
+# ------------------------------------------------------------------ front → rank
+
+
+class Run(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
+    sequence: SequenceId
+    spec: SequenceSpec
+
+
+class Reserve(msgspec.Struct, frozen=True, tag="reserve", tag_field="kind"):
+    """Set aside blocks for the first n−1 prompt tokens; answered by Reserved or SequenceFailed."""
+
+    sequence: SequenceId
+    spec: SequenceSpec
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="kind"):
+    """A reserved sequence's missing blocks are filled and verified: generate.
+
+    `kv_in_place` False: nothing usable came; keep the blocks and compute the prompt here.
+    """
+
+    sequence: SequenceId
+    kv_in_place: bool = True
+
+
+class Prefill(msgspec.Struct, frozen=True, tag="prefill", tag_field="kind"):
+    """Compute the KV of the first n−1 tokens and keep its blocks locked until Release."""
+
+    sequence: SequenceId
+    spec: SequenceSpec
+
+
+class Release(msgspec.Struct, frozen=True, tag="release", tag_field="kind"):
+    """The blocks of a prefill have been sent, or nobody wants them."""
+
+    sequence: SequenceId
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort", tag_field="kind"):
+    """Forget the sequence, free all of it. Idempotent; nothing more is said about it."""
+
+    sequence: SequenceId
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", tag_field="kind"):
+    """Exit with status 0 after the current step."""
+
+
+Command = Run | Reserve | Begin | Prefill | Release | Abort | Shutdown
+
+
+# ------------------------------------------------------------------ rank → front
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading", tag_field="kind"):
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
+    """The rank serves. The descriptor of the shared KV memory travels with this message."""
+
+    fingerprint: bytes
+    context: int
+    vocab_size: int
+    geometry: KVGeometry
+    max_sequences: int
+    max_step_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", tag_field="kind"):
+    """The rank exits after this; `message` is for the operator."""
+
+    message: str
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True, tag="reserved", tag_field="kind"):
+    """`fill[group]` maps the index of a missing prompt block to the pool block set aside for it.
+
+    `cached_tokens` is a multiple of 16: what the node's own prefix cache holds of the n−1 tokens.
+    """
+
+    sequence: SequenceId
+    cached_tokens: int
+    fill: tuple[dict[int, int], ...]
+
+
+class SequenceFailed(msgspec.Struct, frozen=True, tag="sequence_failed", tag_field="kind"):
+    """The sequence is gone and its blocks are free. `code` is of core.errors."""
+
+    sequence: SequenceId
+    code: str
+    message: str
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one sequence gained in a step.
+
+    `token_ids` holds the ending token too when `finish` is STOP by a stop id. `computed_tokens`
+    comes with a sequence's first output: prompt tokens that this rank computed for it (the last
+    prompt token included, recomputation after preemption not).
+    """
+
+    sequence: SequenceId
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None = None
+    computed_tokens: int | None = None
+
+
+class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefill has KV for its first `ready_tokens`; `complete` when that is n−1.
+
+    `blocks[group]` are the pool blocks of the whole prompt, in order.
+    """
+
+    sequence: SequenceId
+    ready_tokens: int
+    computed_tokens: int
+    complete: bool
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges now, and counters since the start of the rank."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    prefill_backlog_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    generated_tokens: int
+    computed_prompt_tokens: int
+    cached_prompt_tokens: int
+    preemptions: int
+
+
+class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped", tag_field="kind"):
+    """The outcome of one step; also sent without outputs when stats or the cache changed.
+
+    `stored` and `evicted` are block hashes of the prefix cache (group 0), in order of happening
+    within the step: evictions first.
+    """
+
+    outputs: tuple[TokenOutput, ...] = ()
+    progress: tuple[PrefillProgress, ...] = ()
+    stored: tuple[bytes, ...] = ()
+    evicted: tuple[bytes, ...] = ()
+    stats: EngineStats
+
+
+RankMessage = Loading | Ready | LoadFailed | Reserved | SequenceFailed | Stepped
+
+
+def command_decoder() -> FrameDecoder[Command]:
+    return FrameDecoder[Command](Command)
+
+
+def rank_message_decoder() -> FrameDecoder[RankMessage]:
+    return FrameDecoder[RankMessage](RankMessage)
+
+
+# ------------------------------------------------------------------ start of a rank
+
+
+class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start a rank process: JSON in the environment variable SKERRY_RANK.
+
+    `source` is the resolved path of a GGUF file or a safetensors folder; for `engine` "scripted"
+    it is where the tokenizer lies. `socket_fd` is the rank's end of the pair.
+    """
+
+    node: str
+    rank: int = 0
+    socket_fd: int
+    engine: str = "torch"
+    source: str
+    context: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 1
+    kv_blocks: int
+    max_sequences: int = 64
+    max_step_tokens: int = 512
+    scripted: ScriptedConfig | None = None
+
+
+class ScriptedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The pace and the text of a runner without a model."""
+
+    step_s: float = 0.0
+    """Time that any step takes."""
+    prefill_tokens_per_s: float = 0.0
+    """0: as fast as it goes."""
+    repeat: bool = False
+    """Play the prompt back for ever instead of once."""
+    skip_ids: tuple[int, ...] = ()
+    """Prompt ids that are not played back: control tokens of a chat template."""
+    end_id: int = 0
+    block_bytes: int = 4096
+    """KV bytes a block, to make transfers as heavy as a real model's."""

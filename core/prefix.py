@@ -1,0 +1,134 @@
+"""Every hash of the platform: the route key of prompt text, the block hashes of token ids.
+
+**Route key** (edge, DESIGN §6). Text becomes records, records become blocks, blocks a chain of
+keyed BLAKE2b-128 hashes. A block ends after 512 bytes or at the end of a record, so appending a
+message never changes an earlier block. The chain's root holds the model, the tools in their given
+order, the tenant's namespace; its key is the fleet's secret, so nobody outside can aim a prompt at
+a region. The release is not in it: a rollout must not reshuffle the world.
+
+**Block hash** (region). A chain of BLAKE2b-128 over blocks of 16 token ids, rooted in the model's
+fingerprint (weights digest, KV dtype, rope, block size) and the namespace; equal across restarts
+and on every node that holds the same model.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from core.types import BLOCK_TOKENS, GenerateRequest, Message
+
+TEXT_BLOCK_BYTES = 512
+HASH_BYTES = 16
+DEFAULT_ROUTE_DEPTH = 2
+
+_ROUTE_PERSON = b"skerry-route-1"
+_BLOCK_PERSON = b"skerry-block-1"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteKey:
+    """What the ring is asked for. `depth` blocks of the prompt's `blocks` are in `digest`."""
+
+    digest: bytes
+    depth: int
+    blocks: int
+    text_bytes: int
+
+
+def route_key(
+    request: GenerateRequest, *, fleet_key: bytes, depth: int = DEFAULT_ROUTE_DEPTH
+) -> RouteKey:
+    """The deepest block hash at or above `depth`; the root when the prompt is empty."""
+    chain = route_chain(request, fleet_key=fleet_key)
+    taken = min(depth, len(chain) - 1)
+    return RouteKey(
+        digest=chain[taken],
+        depth=taken,
+        blocks=len(chain) - 1,
+        text_bytes=sum(len(record) for record in records(request)),
+    )
+
+
+def route_chain(request: GenerateRequest, *, fleet_key: bytes) -> list[bytes]:
+    """[root, after block 1, after block 2, …]."""
+    key = fleet_key[:64]
+    root = _framed((b"namespace", request.namespace.encode()), (b"model", request.model.encode()))
+    chain = [_route_hash(key, root)]
+    for record in records(request):
+        for start in range(0, len(record), TEXT_BLOCK_BYTES):
+            block = record[start : start + TEXT_BLOCK_BYTES]
+            ends = b"\x01" if start + TEXT_BLOCK_BYTES >= len(record) else b"\x00"
+            chain.append(_route_hash(key, chain[-1] + ends + block))
+    return chain
+
+
+def records(request: GenerateRequest) -> Iterator[bytes]:
+    """Canonical text of the prompt, one record per message, raw prompt or token list.
+
+    The free text comes last and without its length: two prompts that begin alike must share
+    their first blocks. Where a record ends is told to the hash, not written into the bytes.
+    """
+    if isinstance(request.prompt, str):
+        yield _framed((b"kind", b"prompt")) + request.prompt.encode()
+    elif request.prompt is not None:
+        ids = request.prompt
+        yield _framed((b"kind", b"ids")) + struct.pack(f">{len(ids)}I", *ids)
+    for message in request.messages:
+        yield _framed(*_message_head(message)) + (message.content or "").encode()
+
+
+def affinity_key(affinity: str, *, fleet_key: bytes, namespace: str = "") -> bytes:
+    """The ring key of a caller's own affinity id, which replaces the text chain."""
+    text = _framed((b"namespace", namespace.encode()), (b"affinity", affinity.encode()))
+    return _route_hash(fleet_key[:64], text)
+
+
+def _message_head(message: Message) -> Iterator[tuple[bytes, bytes]]:
+    yield b"role", message.role.encode()
+    if message.name is not None:
+        yield b"name", message.name.encode()
+    if message.tool_call_id is not None:
+        yield b"answers", message.tool_call_id.encode()
+    for call in message.tool_calls:
+        yield b"call", call.name.encode()
+        yield b"arguments", call.arguments.encode()
+
+
+def _framed(*fields: tuple[bytes, bytes]) -> bytes:
+    """Fields with their lengths, so that no two different lists give the same bytes."""
+    return b"".join(
+        struct.pack(">HI", len(name), len(value)) + name + value for name, value in fields
+    )
+
+
+def _route_hash(key: bytes, data: bytes) -> bytes:
+    return blake2b(data, digest_size=HASH_BYTES, key=key, person=_ROUTE_PERSON).digest()
+
+
+def block_root(fingerprint: bytes, namespace: str) -> bytes:
+    """The start of every chain of one model and namespace."""
+    return blake2b(
+        _framed((b"fingerprint", fingerprint), (b"namespace", namespace.encode())),
+        digest_size=HASH_BYTES,
+        person=_BLOCK_PERSON,
+    ).digest()
+
+
+def next_block_hash(parent: bytes, token_ids: Iterable[int]) -> bytes:
+    """The hash of the block of `token_ids` (exactly 16) after `parent`."""
+    ids = tuple(token_ids)
+    data = parent + struct.pack(f"<{len(ids)}I", *ids)
+    return blake2b(data, digest_size=HASH_BYTES, person=_BLOCK_PERSON).digest()
+
+
+def block_hashes(root: bytes, token_ids: Sequence[int]) -> list[bytes]:
+    """One hash per full block of `token_ids`; a partial last block has none."""
+    hashes: list[bytes] = []
+    parent = root
+    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        parent = next_block_hash(parent, token_ids[start : start + BLOCK_TOKENS])
+        hashes.append(parent)
+    return hashes

@@ -1,0 +1,77 @@
+"""What a region tells its edges about itself, at most ten times a second.
+
+Frames of core.framing on `GET /internal/v1/status`. (epoch, sequence) orders them: a new epoch is
+a restarted router, and whatever was known before is void.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.framing import FrameDecoder
+from core.types import ModelName, NodeName, RegionName, Role
+
+STALE_S = 3.0
+"""A region that has said nothing for this long is suspect and used last."""
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model that the region can serve now."""
+
+    name: ModelName
+    context: int
+    prefill_tokens_per_s: float = 0.0
+    """Summed over the nodes that read prompts."""
+    decode_tokens_per_s: float = 0.0
+    """Of one sequence on one node."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node as its router sees it. Counters run since the node's start."""
+
+    name: NodeName
+    role: Role
+    model: ModelName
+    pid: int = 0
+    alive: bool = True
+    draining: bool = False
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_total: int = 0
+    prefill_backlog_tokens: int = 0
+    generated_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    kv_bytes_sent: int = 0
+    kv_bytes_received: int = 0
+
+
+class RegionStatus(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="status", tag_field="kind"
+):
+    """One status frame. Work is in seconds: what is in flight ÷ the measured rate."""
+
+    region: RegionName
+    epoch: str
+    sequence: int
+    models: tuple[ModelStatus, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    prefill_work_s: float = 0.0
+    decode_work_s: float = 0.0
+    queue_s: float = 0.0
+    """How long a request that comes now would wait before it is placed."""
+    queued: int = 0
+    active: int = 0
+    """Requests accepted and not ended."""
+    kv_used: float = 0.0
+    """Share of KV blocks held by sequences, of the fullest decode pool."""
+    draining: bool = False
+    release: str = ""
+
+
+def status_decoder() -> FrameDecoder[RegionStatus]:
+    """A decoder for one status stream."""
+    return FrameDecoder[RegionStatus](RegionStatus)

@@ -1,0 +1,133 @@
+"""The types that cross process borders, each defined once.
+
+All are frozen msgspec structs that travel as msgpack maps. Rules for whoever edits them:
+a field may be added with a default, never renamed, retyped or given another default
+(golden bytes in tests/core/golden hold this); a receiver ignores fields it does not know.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+RequestId = NewType("RequestId", str)
+RegionName = NewType("RegionName", str)
+EdgeName = NewType("EdgeName", str)
+NodeName = NewType("NodeName", str)
+ModelName = NewType("ModelName", str)
+
+WIRE_VERSION = 1
+"""Version of every struct and frame between our own processes; see DESIGN §5, compatibility."""
+
+BLOCK_TOKENS = 16
+"""Tokens of KV in one block, for every KV group."""
+
+
+class Role(StrEnum):
+    """What a node does for a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COMBINED = "combined"
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended. The values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that an earlier assistant turn made; `arguments` is JSON text as the client sent."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One turn of a conversation, content parts already joined to text."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen and when generation ends.
+
+    Valid by construction: the dialect parsers of `edge/api` refuse what is out of range.
+    `max_tokens` None means "to the end of the turn or of the context".
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every candidate."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an interrupted choice stood: what was generated and how much of its text was sent."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    chars_sent: int
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation, parsed once at the edge and valid from then on.
+
+    Exactly one of `messages` (chat) and `prompt` (raw text or token ids) is given.
+    `seed` is always set: the edge draws one when the caller gave none, so that a request that
+    is placed twice gives the same text. `rendered_at` is Unix seconds and is what a chat template
+    sees as now. `deadline_s` is what is left when the message is sent, never a clock time.
+    """
+
+    id: RequestId
+    model: ModelName
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    sampling: Sampling = Sampling()
+    seed: int
+    rendered_at: int
+    deadline_s: float = 600.0
+    priority: int = 0
+    """Lower is served first; 0 is interactive."""
+    namespace: str = ""
+    """Whose prefixes may be shared; set by the edge, never by the client."""
+    resume: tuple[ResumePoint, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of a whole request.
+
+    `cached_tokens`: prompt tokens that nobody computed for this request.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the time went, in seconds, and what crossed between nodes, in bytes."""
+
+    queue_s: float = 0.0
+    """From the region's acceptance of the request until it was placed on nodes."""
+    prefill_s: float = 0.0
+    """From placement until the first token was sampled."""
+    decode_s: float = 0.0
+    """From the first token to the last."""
+    transfer_s: float = 0.0
+    """First byte to last verified byte of the KV hand-off; 0 without one."""
+    kv_bytes: int = 0

@@ -1,0 +1,1 @@
+"""Generated from node.proto by `make proto`; never edited."""
