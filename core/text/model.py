@@ -1,0 +1,105 @@
+"""The text side of one model: what routers encode with and node fronts write with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.errors import InvalidRequest
+from core.text import from_folder, from_gguf
+from core.text.control import ChatEncoder, control_tokens
+from core.text.detokenizer import TokenTable
+from core.text.parts import TextParts
+from core.text.stop import StopMatcher
+from core.text.template import ChatTemplate
+from core.text.writer import ChoiceWriter
+from core.types import Message
+
+
+def load_text(path: Path) -> TextModel:
+    """From a GGUF file, or a folder with tokenizer.json. Raises ConfigError.
+
+    Neither weights nor torch are touched.
+    """
+    read = from_folder.read_text_parts if path.is_dir() else from_gguf.read_text_parts
+    return TextModel(read(path))
+
+
+class TextModel:
+    """Immutable once built and safe to share between threads; `writer` makes the state.
+
+    `end_ids`: any of them ends a turn, from all the places where a model's files say so.
+    """
+
+    def __init__(self, parts: TextParts) -> None:
+        controls = control_tokens(parts.tokenizer, parts.template)
+        self.context = parts.context
+        self.vocab_size = parts.vocab_size
+        self.end_ids = parts.end_ids
+        self.control_ids = frozenset(controls)
+        self.begin_id = parts.begin_id
+        self.add_begin = parts.add_begin
+        self._chat_begin = parts.chat_begin
+        self._tokenizer = parts.tokenizer
+        self._encoder = ChatEncoder(parts.tokenizer, controls)
+        self._table = TokenTable(parts.tokenizer)
+        self._template = (
+            None
+            if parts.template is None
+            else ChatTemplate(
+                parts.template,
+                parts.names,
+                {token.content: token.special for token in controls.values()},
+            )
+        )
+
+    def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]:
+        """Ids of a conversation up to where the assistant speaks.
+
+        `rendered_at` (Unix seconds) is the template's now. Raises InvalidRequest, TemplateRefused.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template, which chat needs; send a prompt to "
+                "/v1/completions instead",
+                param="messages",
+            )
+        ids = self._encoder.encode(self._template.render(messages, rendered_at=rendered_at))
+        return self._with_begin(ids, add=self._chat_begin)
+
+    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Ids of a raw prompt, in which the texts of special tokens mean those tokens.
+
+        Ids are taken as they are once they are known to be in the vocabulary. Raises
+        InvalidRequest.
+        """
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+            ids = self._with_begin(ids, add=self.add_begin)
+        else:
+            ids = list(prompt)
+            for token_id in ids:
+                if not 0 <= token_id < self.vocab_size:
+                    raise InvalidRequest(
+                        f"prompt has the token id {token_id}; this model's are 0 to "
+                        f"{self.vocab_size - 1}",
+                        param="prompt",
+                    )
+        if not ids:
+            raise InvalidRequest("prompt is empty", param="prompt")
+        return ids
+
+    def writer(self, stops: tuple[str, ...], end_ids: frozenset[int]) -> ChoiceWriter:
+        """The writer of one choice. `end_ids`: the model's own, unless the caller ignores them,
+        and the caller's."""
+        return ChoiceWriter(self._table.start(), StopMatcher(stops), end_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids as an answer would show it: without special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _with_begin(self, ids: list[int], *, add: bool) -> list[int]:
+        """`ids` after one begin token if `add`; a text that brings its own gets no second one."""
+        if add and self.begin_id is not None and ids[:1] != [self.begin_id]:
+            return [self.begin_id, *ids]
+        return ids
