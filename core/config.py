@@ -7,9 +7,11 @@ refused with file, line and the nearest known key (`core.config_locate`).
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets as _secrets
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -55,7 +57,7 @@ class Routing(_Section, frozen=True):
     simulate_round_trips: bool = False
     """Let edges wait `round_trip_ms` before each request: a world on one machine."""
     network_trusted: bool = False
-    """Allow plaintext between processes on other than loopback addresses."""
+    """Allow plaintext listeners on other than loopback addresses."""
 
 
 class Limits(_Section, frozen=True):
@@ -255,6 +257,33 @@ def _check(topology: Topology, name: str) -> None:
                 refuse(f"region {region.name!r} has no node that can decode {model!r}")
     if not topology.edges or not topology.regions or not topology.models:
         refuse("a world needs at least one edge, one region and one model")
+    if topology.routing.network_trusted:
+        return
+    for owner, address in _addresses(topology):
+        if not _is_loopback(split_address(address)[0]):
+            refuse(
+                f"{owner} listens on {address}, in plaintext and without keys; keep to loopback, "
+                "or set routing.network_trusted = true where the network keeps others out"
+            )
+
+
+def _addresses(topology: Topology) -> Iterator[tuple[str, str]]:
+    for edge in topology.edges:
+        yield f"edge {edge.name!r}", edge.listen
+    for region in topology.regions:
+        yield f"region {region.name!r}", region.http
+        yield f"region {region.name!r}", region.grpc
+        for node in region.nodes:
+            yield f"node {node.name!r}", f"{node.host}:0"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def split_address(address: str) -> tuple[str, int]:

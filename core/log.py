@@ -1,0 +1,50 @@
+"""One-line logs on stderr: time, level, process, logger, then the message as `event key=value …`.
+
+Never a prompt, an answer or a secret: messages name request ids, places, counts and durations.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+_QUIET = ("aiohttp.access", "asyncio", "grpc", "httpcore", "httpx", "uvicorn")
+"""Libraries whose INFO lines say nothing that ours do not."""
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO edge/ams skerry.gateway served id=… status=200`.
+
+    A record is one line whatever it holds: line breaks are written as `\\n`, tracebacks too.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        text = record.getMessage()
+        if record.exc_info:
+            text += " " + self.formatException(record.exc_info)
+        line = text.replace("\r", "\\r").replace("\n", "\\n")
+        return (
+            f"{stamp}.{int(record.msecs):03d}Z {record.levelname} "
+            f"{self._process} {record.name} {line}"
+        )
+
+
+def setup(process: str, level: str = "INFO", *, stream: TextIO | None = None) -> None:
+    """Send every logger of this process to `stream` (stderr); called once, by the entry point.
+
+    `process` says who speaks: "edge/ams", "router/eu", "node/eu-decode-1".
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(process))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)

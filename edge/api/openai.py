@@ -1,0 +1,262 @@
+"""OpenAI's requests, parsed once: a body becomes a `Parsed` that is valid by type, or a refusal.
+
+A field we do not honour yet is refused by name unless it holds its neutral value: a caller must
+never believe in something that was quietly dropped.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from core.config import Topology
+from core.errors import InvalidRequest, ModelNotFound, UnsupportedField
+from core.types import (
+    GenerateRequest,
+    Message,
+    ModelName,
+    RequestId,
+    Sampling,
+    ToolCall,
+)
+from edge.api.body import decode, nearest
+from edge.api.openai_types import ChatBody, CompletionBody, ContentPart, MessageIn
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for the legacy route; chat runs to the end of the turn."""
+MAX_STOPS = 4
+_ROLES = ("system", "user", "assistant", "tool", "developer")
+_INT32 = 2**31 - 1
+_SEED_MASK = 2**64 - 1
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "top_logprobs": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+"""What a known field may hold besides null. `logprobs` differs between the two routes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A request with what its answer's form needs. `asked_model`: the name the caller used."""
+
+    request: GenerateRequest
+    asked_model: str
+    stream: bool
+    include_usage: bool
+    affinity: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What the parsers need to know of the world."""
+
+    topology: Topology
+    clock: Callable[[], float] = time.time
+
+    def chat(self, raw: bytes, request_id: RequestId) -> Parsed:
+        """Raises InvalidRequest, UnsupportedField, ModelNotFound."""
+        body = decode(ChatBody, raw)
+        _refuse_unsupported(body)
+        if body.logprobs:
+            raise _unsupported("logprobs", "null or false")
+        if not body.messages:
+            raise InvalidRequest("'messages' must hold at least one message.", param="messages")
+        messages = tuple(_message(one, f"messages[{i}]") for i, one in enumerate(body.messages))
+        limit = body.max_completion_tokens or body.max_tokens
+        return self._parsed(body, request_id, limit, messages=messages, prompt=None)
+
+    def completion(self, raw: bytes, request_id: RequestId) -> Parsed:
+        """Raises InvalidRequest, UnsupportedField, ModelNotFound."""
+        body = decode(CompletionBody, raw)
+        _refuse_unsupported(body)
+        if body.logprobs is not None:
+            raise _unsupported("logprobs", "null")
+        limit = body.max_tokens or COMPLETION_MAX_TOKENS
+        return self._parsed(body, request_id, limit, messages=(), prompt=_prompt(body.prompt))
+
+    def _parsed(
+        self,
+        body: ChatBody | CompletionBody,
+        request_id: RequestId,
+        limit: int | None,
+        *,
+        messages: tuple[Message, ...],
+        prompt: str | tuple[int, ...] | None,
+    ) -> Parsed:
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise InvalidRequest(
+                "'stream_options' is allowed only together with 'stream': true.",
+                param="stream_options",
+            )
+        seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
+        request = GenerateRequest(
+            id=request_id,
+            model=self._model(body.model),
+            messages=messages,
+            prompt=prompt,
+            sampling=_sampling(body, limit),
+            seed=seed,
+            rendered_at=int(self.clock()),
+            deadline_s=self.topology.limits.deadline_s,
+        )
+        return Parsed(
+            request=request,
+            asked_model=body.model,
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            affinity=body.prompt_cache_key or None,
+        )
+
+    def _model(self, name: str) -> ModelName:
+        canonical = self.topology.canonical_model(name)
+        if canonical is None:
+            raise unknown_model(self.topology, name)
+        return canonical
+
+
+def unknown_model(topology: Topology, name: str) -> ModelNotFound:
+    """The refusal of a model name, with the nearest one."""
+    known = [*topology.models, *(a for m in topology.models.values() for a in m.aliases)]
+    shown = name if len(name) <= 100 else name[:100] + "…"
+    return ModelNotFound(
+        f"The model {shown!r} does not exist.{nearest(shown, known)}", param="model"
+    )
+
+
+def _refuse_unsupported(body: ChatBody | CompletionBody) -> None:
+    for field in body.__struct_fields__:
+        neutral = _NEUTRAL.get(field)
+        value = getattr(body, field)
+        if neutral is not None and value is not None and value not in neutral:
+            allowed = ", ".join(msgspec.json.encode(one).decode() for one in neutral)
+            raise _unsupported(field, f"null or {allowed}" if neutral else "null")
+
+
+def _unsupported(field: str, allowed: str) -> UnsupportedField:
+    return UnsupportedField(
+        f"'{field}' is not supported yet; allowed here: {allowed}.", param=field
+    )
+
+
+def _sampling(body: ChatBody | CompletionBody, limit: int | None) -> Sampling:
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=min(max(body.top_k or 0, 0), _INT32),  # -1 elsewhere means what 0 means here
+        max_tokens=None if limit is None else min(limit, _INT32),  # beyond: over any context
+        stop=_stops(body.stop),
+        stop_token_ids=_token_ids(body.stop_token_ids or (), "stop_token_ids"),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"'stop' holds more than {MAX_STOPS} texts.", param="stop")
+    if "" in stops:
+        raise InvalidRequest("'stop' holds an empty text.", param="stop")
+    return stops
+
+
+def _prompt(prompt: str | list[str | int | list[int]]) -> str | tuple[int, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    if not prompt:
+        raise InvalidRequest("'prompt' is empty.", param="prompt")
+    first = prompt[0]
+    if isinstance(first, int):
+        return _token_ids(prompt, "prompt")
+    if len(prompt) > 1:
+        raise UnsupportedField("'prompt' may hold one prompt, not several.", param="prompt")
+    return first if isinstance(first, str) else _token_ids(first, "prompt")
+
+
+def _token_ids(ids: Sequence[object], field: str) -> tuple[int, ...]:
+    """Ids that fit the wire; whether they are in the vocabulary is for the region to say."""
+    good: list[int] = []
+    for one in ids:
+        if not isinstance(one, int):
+            raise InvalidRequest(f"'{field}' mixes token ids with something else.", param=field)
+        if not 0 <= one <= _INT32:
+            raise InvalidRequest(f"'{field}': {one} is no token id.", param=field)
+        good.append(one)
+    if not good and field == "prompt":
+        raise InvalidRequest("'prompt' is empty.", param=field)
+    return tuple(good)
+
+
+def _message(given: MessageIn, at: str) -> Message:
+    for field in ("annotations", "audio", "function_call", "refusal"):
+        if getattr(given, field):
+            raise UnsupportedField(f"'{at}.{field}' is not supported yet.", param=f"{at}.{field}")
+    if given.role == "function":
+        raise UnsupportedField(
+            f"'{at}.role': 'function' is not supported; use 'tool'.", param=f"{at}.role"
+        )
+    if given.role not in _ROLES:
+        known = ", ".join(_ROLES)
+        raise InvalidRequest(
+            f"'{at}.role': {given.role[:40]!r} is none of {known}.", param=f"{at}.role"
+        )
+    calls = given.tool_calls if given.role == "assistant" and given.tool_calls else ()
+    content = _content(given.content, at)
+    if content is None and not calls:
+        raise InvalidRequest(f"'{at}.content' is required.", param=f"{at}.content")
+    return Message(
+        role="system" if given.role == "developer" else given.role,
+        content=content,
+        name=given.name,
+        tool_calls=tuple(
+            ToolCall(id=one.id, name=one.function.name, arguments=one.function.arguments)
+            for one in calls
+        ),
+        tool_call_id=given.tool_call_id if given.role == "tool" else None,
+    )
+
+
+def _content(content: str | list[ContentPart] | None, at: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        where = f"{at}.content[{i}]"
+        if part.type != "text":
+            raise UnsupportedField(
+                f"'{where}.type': {part.type[:40]!r} is not supported yet; only 'text' is.",
+                param=f"{where}.type",
+            )
+        if part.text is None:
+            raise InvalidRequest(f"'{where}.text' is required.", param=f"{where}.text")
+        texts.append(part.text)
+    if not texts:
+        raise InvalidRequest(f"'{at}.content' is empty.", param=f"{at}.content")
+    return "".join(texts)

@@ -1,0 +1,217 @@
+"""OpenAI's bodies as structs: what comes in and what goes out, field by field.
+
+Incoming structs hold every field that OpenAI documents, so that one we cannot honour is refused by
+name instead of as unknown; `api.openai` says which values are honoured. They are also what
+`/openapi.json` publishes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+_Temperature = Annotated[float, Meta(ge=0, le=2)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Limit = Annotated[int, Meta(ge=1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted; nothing is padded."""
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields that chat and legacy completions share. null is the same as absent everywhere."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    max_tokens: _Limit | None = None
+    temperature: _Temperature | None = None
+    top_p: _Share | None = None
+    seed: int | None = None
+    # ours, also known from other open servers
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    # carried for the caller's own records
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """An affinity id: requests that share it go to one region."""
+    # known, honoured at their neutral value only
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str = ""
+
+
+class ToolCallIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
+class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallIn] | None = None
+    tool_call_id: str | None = None
+    # what clients echo from earlier answers
+    refusal: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: list[MessageIn]
+    max_completion_tokens: _Limit | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: Any = None
+
+
+class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: MessageOut
+    logprobs: None = None
+    finish_reason: str
+
+
+class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageOut
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """`usage` is absent unless the caller asked for it, then null on all chunks but the last."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageOut | UnsetType | None = UNSET
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class TextAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Legacy completions: the same shape for the answer and for each chunk."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageOut | UnsetType | None = UNSET
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
+    """`context_length` in tokens, null while no region that has the model is known."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "skerry"
+    context_length: int | None
+    aliases: list[str]
+    ready: bool
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelOut]

@@ -1,0 +1,112 @@
+"""`GET /openapi.json`: the document, made from the structs that parse and render.
+
+There is no second description to fall out of step: what msgspec refuses is what the schema says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from edge.api.openai_types import (
+    ChatAnswer,
+    ChatBody,
+    ChatChunk,
+    CompletionBody,
+    ErrorAnswer,
+    ModelList,
+    ModelOut,
+    TextAnswer,
+)
+from edge.api.status_page import StatusPage
+
+_BODIES = (ChatBody, CompletionBody)
+_ANSWERS = (ChatAnswer, ChatChunk, TextAnswer, ErrorAnswer, ModelList, ModelOut, StatusPage)
+_REFUSALS = {
+    "400": "The request does not fit; `param` names the field.",
+    "404": "No such model or route.",
+    "413": "The body is over the limit.",
+    "429": "No capacity now; see Retry-After.",
+    "502": "The region's stream broke.",
+    "503": "No region can answer now.",
+    "504": "The deadline passed.",
+}
+
+
+def document(version: str) -> bytes:
+    """The OpenAPI 3.1 document as JSON."""
+    _, schemas = msgspec.json.schema_components(
+        [*_BODIES, *_ANSWERS], ref_template="#/components/schemas/{name}"
+    )
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Skerry edge", "version": version},
+            "paths": {
+                "/v1/chat/completions": _generation(ChatBody, ChatAnswer, ChatChunk),
+                "/v1/completions": _generation(CompletionBody, TextAnswer, TextAnswer),
+                "/v1/models": _page("The models of this world.", ModelList),
+                "/v1/models/{model}": _page("One model, by name or alias.", ModelOut, "model"),
+                "/status": _page("The edge and what it knows of its regions.", StatusPage),
+                "/healthz": _text("200 while the process serves."),
+                "/readyz": _text("200 while at least one region can answer, else 503."),
+                "/metrics": _text("Prometheus text format."),
+            },
+            "components": {"schemas": schemas},
+        }
+    )
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _json(kind: type[msgspec.Struct], description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": _ref(kind)}}}
+
+
+def _generation(
+    body: type[msgspec.Struct], answer: type[msgspec.Struct], chunk: type[msgspec.Struct]
+) -> dict[str, Any]:
+    success: dict[str, Any] = {
+        "description": "The answer; with `stream` true, events of chunks that end in [DONE].",
+        "content": {
+            "application/json": {"schema": _ref(answer)},
+            "text/event-stream": {"schema": _ref(chunk)},
+        },
+    }
+    refusals = {status: _json(ErrorAnswer, why) for status, why in _REFUSALS.items()}
+    return {
+        "post": {
+            "parameters": [
+                {
+                    "name": "x-session-affinity",
+                    "in": "header",
+                    "required": False,
+                    "schema": {"type": "string"},
+                    "description": "Requests that share it go to one region.",
+                }
+            ],
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _ref(body)}},
+            },
+            "responses": {"200": success, **refusals},
+        }
+    }
+
+
+def _page(description: str, kind: type[msgspec.Struct], path: str = "") -> dict[str, Any]:
+    operation: dict[str, Any] = {"responses": {"200": _json(kind, description)}}
+    if path:
+        operation["responses"]["404"] = _json(ErrorAnswer, "No such model.")
+        operation["parameters"] = [
+            {"name": path, "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    return {"get": operation}
+
+
+def _text(description: str) -> dict[str, Any]:
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    return {"get": {"responses": {"200": {"description": description, "content": content}}}}

@@ -1,0 +1,147 @@
+"""Every route of an edge, and the form of refusals outside a generation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import ASGIApp, ExceptionHandlersMap
+from prometheus_client import CollectorRegistry
+
+from core import metrics
+from core.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+)
+from edge.api.exchange import Desk, Dialect, Exchange, refusal_headers
+from edge.api.openai import Intake, Parsed
+from edge.api.openai_render import ChatRenderer, Renderer, TextRenderer, error_body
+from edge.api.status_page import Outlook
+
+_Request = Request[Any, Any, Any]  # user, auth and state of the framework: none is used
+_JSON = "application/json"
+_TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What the pages show. `openapi` is the finished document."""
+
+    outlook: Outlook
+    registry: CollectorRegistry
+    openapi: bytes
+    version: str
+    started: float
+    clock: Callable[[], float] = time.monotonic
+
+    def handlers(self) -> list[HTTPRouteHandler]:
+        """The routes that answer from what the edge knows."""
+
+        @get("/healthz")
+        async def healthz() -> Response[bytes]:
+            return Response(b"ok\n", media_type=_TEXT)
+
+        @get("/readyz")
+        async def readyz() -> Response[bytes]:
+            if self.outlook.ready():
+                return Response(b"ready\n", media_type=_TEXT)
+            return Response(b"no region can answer\n", media_type=_TEXT, status_code=503)
+
+        @get("/status")
+        async def status() -> Response[bytes]:
+            uptime_s = self.clock() - self.started
+            return _json(self.outlook.status(version=self.version, uptime_s=uptime_s))
+
+        @get("/metrics")
+        async def scrape() -> Response[bytes]:
+            return Response(metrics.render(self.registry), media_type=metrics.CONTENT_TYPE)
+
+        @get("/openapi.json")
+        async def openapi() -> Response[bytes]:
+            return Response(self.openapi, media_type=_JSON)
+
+        @get("/v1/models")
+        async def models() -> Response[bytes]:
+            return _json(self.outlook.models())
+
+        @get("/v1/models/{model:path}")
+        async def model(request: _Request) -> Response[bytes]:
+            name = str(request.path_params["model"]).removeprefix("/")
+            return _json(self.outlook.model(name))
+
+        return [healthz, readyz, status, scrape, openapi, models, model]
+
+
+def generation_handlers(desk: Desk, intake: Intake) -> list[HTTPRouteHandler]:
+    """The routes that generate, in OpenAI's dialect."""
+    chat = Dialect("chat", intake.chat, _chat_renderer)
+    text = Dialect("completions", intake.completion, _text_renderer)
+
+    @post("/v1/chat/completions")
+    async def chat_completions() -> ASGIApp:
+        return Exchange(desk, chat)
+
+    @post("/v1/completions")
+    async def completions() -> ASGIApp:
+        return Exchange(desk, text)
+
+    return [chat_completions, completions]
+
+
+def exception_handlers() -> ExceptionHandlersMap:
+    """Ours and the framework's errors, both in OpenAI's form."""
+    return {RequestError: _refuse, HTTPException: _refuse_http}
+
+
+def _refuse(_: _Request, error: RequestError) -> Response[bytes]:
+    headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
+    return Response(
+        error_body(error), media_type=_JSON, status_code=error.http_status, headers=headers
+    )
+
+
+def _refuse_http(request: _Request, error: HTTPException) -> Response[bytes]:
+    where = f"{request.method} {request.scope['path'][:200]}"
+    ours: RequestError
+    if error.status_code == 404:
+        ours = NotFound(f"Unknown request URL: {where}.")
+    elif error.status_code == 405:
+        ours = MethodNotAllowed(f"Method not allowed: {where}.")
+    elif error.status_code < 500:
+        ours = InvalidRequest(error.detail)
+    else:
+        ours = InternalError("the edge failed")
+    answer = _refuse(request, ours)
+    answer.headers |= {k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"}
+    return answer
+
+
+def _json(page: msgspec.Struct) -> Response[bytes]:
+    return Response(msgspec.json.encode(page), media_type=_JSON)
+
+
+def _chat_renderer(parsed: Parsed) -> Renderer:
+    return ChatRenderer(
+        request_id=parsed.request.id,
+        model=parsed.asked_model,
+        created=parsed.request.rendered_at,
+        include_usage=parsed.include_usage,
+    )
+
+
+def _text_renderer(parsed: Parsed) -> Renderer:
+    return TextRenderer(
+        request_id=parsed.request.id,
+        model=parsed.asked_model,
+        created=parsed.request.rendered_at,
+        include_usage=parsed.include_usage,
+    )

@@ -1,0 +1,110 @@
+"""`GET /status` and `GET /v1/models`: what an edge knows of the world, as plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.config import Edge, Topology
+from core.status import RegionStatus
+from core.types import ModelName
+from edge.admission import Admission
+from edge.api.openai import unknown_model
+from edge.api.openai_types import ModelList, ModelOut
+from edge.routing.regions import Regions
+
+
+class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: fresh, suspect (silent for three seconds or cut) or unknown (never heard).
+
+    `work_s` is what the load bound compares; `status` is the region's newest frame as it came.
+    """
+
+    name: str
+    state: str
+    draining: bool
+    age_s: float | None
+    round_trip_ms: float
+    work_s: float
+    status: RegionStatus | None
+
+
+class StatusPage(msgspec.Struct, frozen=True, kw_only=True):
+    edge: str
+    place: str
+    version: str
+    uptime_s: float
+    draining: bool
+    in_flight: int
+    models: list[ModelOut]
+    regions: list[RegionPage]
+
+
+class Outlook:
+    """The pages' view of topology and regions. `created`: Unix seconds of the edge's start."""
+
+    def __init__(
+        self, topology: Topology, edge: Edge, regions: Regions, admission: Admission, created: int
+    ) -> None:
+        self._topology = topology
+        self._edge = edge
+        self._regions = regions
+        self._admission = admission
+        self._created = created
+
+    def ready(self) -> bool:
+        """Whether at least one region can answer now."""
+        return not self._admission.draining and any(
+            region.fresh and not region.draining and region.status and region.status.models
+            for region in self._regions.view()
+        )
+
+    def models(self) -> ModelList:
+        return ModelList(data=[self._model(ModelName(name)) for name in self._topology.models])
+
+    def model(self, name: str) -> ModelOut:
+        """By name or alias; the answer carries the name that was asked for."""
+        canonical = self._topology.canonical_model(name)
+        if canonical is None:
+            raise unknown_model(self._topology, name)
+        return msgspec.structs.replace(self._model(canonical), id=name)
+
+    def status(self, *, version: str, uptime_s: float) -> StatusPage:
+        return StatusPage(
+            edge=self._edge.name,
+            place=self._edge.place,
+            version=version,
+            uptime_s=uptime_s,
+            draining=self._admission.draining,
+            in_flight=self._admission.in_flight,
+            models=self.models().data,
+            regions=[
+                RegionPage(
+                    name=region.name,
+                    state="fresh" if region.fresh else "suspect" if region.status else "unknown",
+                    draining=region.draining,
+                    age_s=region.age_s,
+                    round_trip_ms=region.round_trip_s * 1000,
+                    work_s=region.work_s,
+                    status=region.status,
+                )
+                for region in self._regions.view()
+            ],
+        )
+
+    def _model(self, name: ModelName) -> ModelOut:
+        model = self._topology.models[name]
+        serving = [
+            served
+            for status in self._regions.fresh_statuses()
+            if not status.draining
+            for served in status.models
+            if served.name == name
+        ]
+        contexts = [served.context for served in serving]
+        return ModelOut(
+            id=name,
+            created=self._created,
+            context_length=min(contexts) if contexts else model.context,
+            aliases=list(model.aliases),
+            ready=bool(serving),
+        )

@@ -1,0 +1,187 @@
+"""How an edge speaks to a region: the seam, and its aiohttp form.
+
+Wire (see `regional`): `POST /internal/v1/generate` answers with event frames, `GET
+/internal/v1/status` with status frames, `POST /internal/v1/cancel/{id}` is idempotent. Each
+message carries the region secret and the wire version. All errors of aiohttp become ours here and
+nowhere else: not reached → RegionUnavailable, cut → IncompleteStream, other version → VersionSkew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from core.errors import IncompleteStream, RegionUnavailable, RequestError, VersionSkew
+from core.events import Event, event_decoder
+from core.status import RegionStatus, status_decoder
+from core.types import WIRE_VERSION, GenerateRequest, RegionName, RequestId
+
+_log = logging.getLogger("skerry.region_client")
+
+CONNECT_S = 2.0
+CANCEL_S = 1.0
+SILENCE_S = 5.0
+"""A region that sends neither status nor events for this long is lost: status comes each second."""
+_LOOK_S = 1.0
+"""How often a quiet wait asks whether the region is still there."""
+_FRAMES = "application/x-skerry-frames"
+_WIRE = str(WIRE_VERSION)
+
+
+class RegionClient(Protocol):
+    """One region. Generators are closed by whoever reads them (`aclosing`); closing ends the
+    connection. Every method raises errors of `core.errors` only."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Event], None]:
+        """The events of one generation, all that one read brought as one list. The end of the
+        generator is the end of the connection, not a promise that `Done` came."""
+        ...
+
+    async def cancel(self, request_id: RequestId) -> None:
+        """Tell the region to drop a request; never raises, takes at most a second."""
+        ...
+
+    def statuses(self) -> AsyncGenerator[RegionStatus, None]:
+        """Status frames as they come."""
+        ...
+
+
+class HttpRegionClient:
+    """A region behind HTTP. `session` is shared and closed by the owner.
+
+    `delay_s` is waited before each generation: the simulated round trip of a world on one machine.
+    """
+
+    def __init__(
+        self,
+        name: RegionName,
+        address: str,
+        session: aiohttp.ClientSession,
+        *,
+        secret: bytes,
+        delay_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._name = name
+        self._base = f"http://{address}/internal/v1"
+        self._session = session
+        self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
+        self._delay_s = delay_s
+        self._clock = clock
+        self._silence_s = silence_s
+        self._heard_at: float | None = None  # when the status stream last said anything
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Event], None]:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        decoder = event_decoder()
+        answer = await self._open("POST", "generate", self._lost, msgspec.msgpack.encode(request))
+        try:
+            while data := await self._read(answer, self._lost):
+                if events := list(decoder.feed(data)):
+                    yield events
+        finally:
+            answer.close()
+
+    async def cancel(self, request_id: RequestId) -> None:
+        try:
+            async with asyncio.timeout(CANCEL_S):
+                url = f"{self._base}/cancel/{request_id}"
+                async with self._session.post(url, headers=self._headers):
+                    pass
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # The closed connection says the same; this message is for proxies that hide it.
+            _log.info("cancel unheard id=%s region=%s why=%s", request_id, self._name, error)
+
+    async def statuses(self) -> AsyncGenerator[RegionStatus, None]:
+        decoder = status_decoder()
+        heard_at = self._clock()
+
+        def silent() -> bool:
+            return self._silent_since(heard_at)
+
+        answer = await self._open("GET", "status", silent)
+        try:
+            while data := await self._read(answer, silent):
+                heard_at = self._heard_at = self._clock()
+                for status in decoder.feed(data):
+                    yield status
+        finally:
+            answer.close()
+
+    async def _open(
+        self, method: str, path: str, lost: Callable[[], bool], body: bytes | None = None
+    ) -> aiohttp.ClientResponse:
+        request = asyncio.ensure_future(self._request(method, path, body))
+        try:
+            while not request.done():
+                await asyncio.wait({request}, timeout=_LOOK_S)
+                if not request.done() and lost():
+                    raise RegionUnavailable(f"region {self._name} does not answer")
+            answer = request.result()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RegionUnavailable(f"region {self._name} is not reached: {error}") from error
+        finally:
+            request.cancel()
+        refusal = _refusal(self._name, answer)
+        if refusal is not None:
+            answer.close()
+            raise refusal
+        return answer
+
+    async def _request(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
+        return await self._session.request(
+            method, f"{self._base}/{path}", data=body, headers=self._headers
+        )
+
+    async def _read(self, answer: aiohttp.ClientResponse, lost: Callable[[], bool]) -> bytes:
+        """What has come, at least one byte; b"" at the end."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await answer.content.readany()
+            except TimeoutError as error:
+                if lost():
+                    raise RegionUnavailable(f"region {self._name} went silent") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise IncompleteStream(f"the stream from region {self._name} was cut") from error
+
+    def _lost(self) -> bool:
+        """Whether a quiet generation stands on a region that says nothing at all any more.
+
+        A long prefill is quiet for minutes while status goes on, so status is the sign of life.
+        """
+        return self._heard_at is not None and self._silent_since(self._heard_at)
+
+    def _silent_since(self, moment: float) -> bool:
+        return self._clock() - moment > self._silence_s
+
+
+def _refusal(name: RegionName, answer: aiohttp.ClientResponse) -> RequestError | None:
+    if answer.status == 403:
+        return RegionUnavailable(f"region {name} refuses this edge's secret")
+    if answer.status != 200:
+        return RegionUnavailable(f"region {name} answered {answer.status}")
+    wire = answer.headers.get("x-skerry-wire")
+    if wire != _WIRE or answer.content_type != _FRAMES:
+        return VersionSkew(f"region {name} speaks wire {wire}, {answer.content_type}; not {_WIRE}")
+    return None
+
+
+def new_session() -> aiohttp.ClientSession:
+    """The session of all regions: no limit on connections (admission limits), none on duration
+    (deadlines limit)."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        auto_decompress=False,
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )

@@ -1,0 +1,148 @@
+"""Topologies: every mistake is named with its line; secrets are made once and kept private."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from core.config import World, load, parse, split_address
+from core.errors import ConfigError
+
+GOOD = """version = 1
+
+[routing]
+depth = 3
+
+[models.tiny]
+source = "models/tiny.gguf"
+aliases = ["small"]
+
+[[edges]]
+name = "here"
+round_trip_ms = { eu = 5 }
+
+[[regions]]
+name = "eu"
+
+[[regions.nodes]]
+name = "eu-1"
+role = "combined"
+model = "tiny"
+"""
+
+
+def test_a_good_one() -> None:
+    topology = parse(GOOD)
+    assert topology.routing.depth == 3
+    assert topology.edge("here").listen == "127.0.0.1:8787"
+    assert topology.canonical_model("small") == "tiny"
+    assert topology.canonical_model("large") is None
+    assert topology.regions_with("tiny") == ("eu",)
+    region, node = topology.node("eu-1")
+    assert (region.name, node.role) == ("eu", "combined")
+
+
+@pytest.mark.parametrize("name", ["two-regions", "local"])
+def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "deploy" / "topologies"
+    world = load(folder / f"{name}.toml", state=tmp_path)
+    assert world.topology.canonical_model("default") is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("depth = 3", "dept = 3", "t:4: routing: unknown key 'dept'; did you mean 'depth'?"),
+        ("aliases =", "alias =", "t:8: models.*unknown key 'alias'; did you mean 'aliases'?"),
+        ("role =", "rolle =", "t:19: .*unknown key 'rolle'; did you mean 'role'?"),
+        ("[routing]", "[ruoting]", "t:3: unknown key 'ruoting'; did you mean 'routing'?"),
+        ("depth = 3", "depth = 0", "t:4: routing.depth: expected"),
+        ('"combined"', '"both"', "t:19: .*nodes.*role: .*both"),
+        ('name = "eu-1"', 'name = "EU 1"', "t:18: "),
+        ("version = 1", "version = 2", "version is 2"),
+        ("version = 1", "versio = 1", "version is None"),
+        ("depth = 3", "depth = ", "not TOML"),
+        ('model = "tiny"', 'model = "huge"', "'huge', which is not under"),
+        ("{ eu = 5 }", "{ us = 5 }", "round trip to 'us'"),
+        ('name = "here"', 'name = "eu"', "'eu' is used more than once"),
+        ('["small"]', '["tiny"]', "'tiny' is used more than once"),
+        ('"combined"', '"prefill"', "no node that can decode 'tiny'"),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, complaint: str) -> None:
+    assert GOOD.count(old) == 1 or old == "version = 1"
+    with pytest.raises(ConfigError, match=complaint):
+        parse(GOOD.replace(old, new), name="t")
+
+
+def test_unknown_names_list_the_known() -> None:
+    topology = parse(GOOD)
+    for ask in (topology.edge, topology.region, topology.node):
+        with pytest.raises(ConfigError, match="the topology has: "):
+            ask("nowhere")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml", state=tmp_path)
+
+
+def test_model_sources_start_at_the_topology(tmp_path: Path) -> None:
+    path = tmp_path / "world.toml"
+    path.write_text(GOOD)
+    world = load(path, state=tmp_path)
+    assert world.model_source("tiny") == str((tmp_path / "models" / "tiny.gguf").resolve())
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), ("host:65535", ("host", 65535))],
+)
+def test_addresses(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "host", ":80", "host:", "host:x", "host:70000"])
+def test_no_addresses(address: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        split_address(address)
+
+
+def _world(state: Path, secrets: str = "") -> World:
+    return World(topology=parse(GOOD + secrets), path=state / "w.toml", state=state)
+
+
+def test_a_secret_is_made_once_for_all_and_is_ours_alone(tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    gate = threading.Barrier(8)
+
+    def read(_: int) -> bytes:
+        gate.wait(10)
+        return _world(state).secret("region")
+
+    with ThreadPoolExecutor(8) as pool:
+        values = set(pool.map(read, range(8)))
+    assert len(values) == 1
+    (value,) = values
+    assert len(value) >= 32
+    assert stat.S_IMODE((state / "region.secret").stat().st_mode) == 0o600
+    assert [one.name for one in state.iterdir()] == ["region.secret"]
+    assert _world(state).secret("region") == value
+    assert _world(state).secret("fleet") != value
+
+
+def test_bad_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "region.secret").write_text("short")
+    with pytest.raises(ConfigError, match="16 characters"):
+        _world(tmp_path).secret("region")
+    from_env = _world(tmp_path, '[secrets]\nregion = "env:SKERRY_TEST_SECRET"\nfleet = "plain"')
+    with pytest.raises(ConfigError, match="SKERRY_TEST_SECRET is not set"):
+        from_env.secret("region")
+    monkeypatch.setenv("SKERRY_TEST_SECRET", "from-the-environment")
+    assert from_env.secret("region") == b"from-the-environment"
+    with pytest.raises(ConfigError, match="neither file:PATH nor env:NAME"):
+        from_env.secret("fleet")

@@ -1,0 +1,257 @@
+"""Wire form of every struct between processes: golden bytes both ways, and the framing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import VersionSkew
+from core.events import (
+    Accepted,
+    Delta,
+    Done,
+    Event,
+    Fault,
+    Finish,
+    Moved,
+    TokenLogprob,
+    ToolCallDelta,
+    encode_frame,
+    event_decoder,
+)
+from core.framing import MAX_FRAME_BYTES, FrameDecoder
+from core.status import ModelStatus, NodeStatus, RegionStatus, status_decoder
+from core.types import (
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ModelName,
+    NodeName,
+    RegionName,
+    RequestId,
+    ResumePoint,
+    Role,
+    Sampling,
+    Timings,
+    ToolCall,
+    Usage,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+"""Written once by the release that introduced a form, never written again: a difference means that
+the previous release can no longer be talked to. A new form gets a new file beside the old one."""
+
+EVENTS: dict[str, Event] = {
+    "accepted": Accepted(
+        prefill=NodeName("p1"), decode=NodeName("d1"), prompt_tokens=7, reason="split"
+    ),
+    "accepted-alone": Accepted(prefill=None, decode=NodeName("d1"), prompt_tokens=7),
+    "moved": Moved(prefill=NodeName("p2"), decode=NodeName("d2"), reason="node_lost"),
+    "delta": Delta(choice=0, token_ids=(5, 49151), text="é!"),
+    "delta-empty": Delta(token_ids=(9,)),
+    "delta-full": Delta(
+        choice=1,
+        token_ids=(1,),
+        text="x",
+        logprobs=(
+            TokenLogprob(
+                token="x",
+                utf8=b"x",
+                logprob=-0.5,
+                top=(TokenLogprob(token="y", utf8=b"\xff", logprob=-9999.0),),
+            ),
+        ),
+        tool_calls=(ToolCallDelta(index=0, id="c1", name="f", arguments='{"a'),),
+        reasoning="because",
+    ),
+    "finish": Finish(choice=0, reason=FinishReason.LENGTH),
+    "done": Done(
+        usage=Usage(prompt_tokens=100, completion_tokens=20, cached_tokens=96),
+        timings=Timings(
+            queue_s=0.25, prefill_s=0.5, decode_s=1.5, transfer_s=0.125, kv_bytes=1 << 40
+        ),
+    ),
+    "fault": Fault(
+        code="no_capacity", message="full", retryable=True, retry_after_s=1.5, param=None
+    ),
+}
+
+REQUESTS: dict[str, GenerateRequest] = {
+    "request-chat": GenerateRequest(
+        id=RequestId("r1"),
+        model=ModelName("m"),
+        messages=(
+            Message(role="system", content="Be brief."),
+            Message(role="user", content="Grüße", name="ann"),
+            Message(role="assistant", tool_calls=(ToolCall(id="c1", name="f", arguments="{}"),)),
+            Message(role="tool", content="18", tool_call_id="c1"),
+        ),
+        sampling=Sampling(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=40,
+            max_tokens=64,
+            stop=("\n", "END"),
+            stop_token_ids=(2,),
+            ignore_eos=True,
+        ),
+        seed=2**64 - 1,
+        rendered_at=1_800_000_000,
+        deadline_s=12.5,
+        priority=1,
+        namespace="acme",
+        resume=(ResumePoint(choice=0, token_ids=(1, 2), chars_sent=3),),
+    ),
+    "request-ids": GenerateRequest(
+        id=RequestId("r2"), model=ModelName("m"), prompt=(1, 2, 70000), seed=0, rendered_at=1
+    ),
+    "request-text": GenerateRequest(
+        id=RequestId("r3"), model=ModelName("m"), prompt="Hi", seed=0, rendered_at=1
+    ),
+}
+
+STATUS: dict[str, RegionStatus] = {
+    "status": RegionStatus(
+        region=RegionName("eu"),
+        epoch="e1",
+        sequence=7,
+        models=(
+            ModelStatus(
+                name=ModelName("m"),
+                context=8192,
+                prefill_tokens_per_s=1000.5,
+                decode_tokens_per_s=60.25,
+            ),
+        ),
+        nodes=(
+            NodeStatus(
+                name=NodeName("d1"),
+                role=Role.DECODE,
+                model=ModelName("m"),
+                pid=42,
+                alive=False,
+                draining=True,
+                running=3,
+                waiting=1,
+                blocks_used=10,
+                blocks_cached=20,
+                blocks_total=100,
+                prefill_backlog_tokens=512,
+                generated_tokens=1000,
+                computed_prompt_tokens=2000,
+                cached_prompt_tokens=3000,
+                preemptions=1,
+                kv_bytes_sent=5,
+                kv_bytes_received=6,
+            ),
+        ),
+        prefill_work_s=0.5,
+        decode_work_s=1.25,
+        queue_s=0.125,
+        queued=2,
+        active=5,
+        kv_used=0.75,
+        draining=True,
+        release="1",
+    ),
+    "status-small": RegionStatus(region=RegionName("eu"), epoch="e1", sequence=1),
+}
+
+FRAMED: dict[str, Event | RegionStatus] = {**EVENTS, **STATUS}
+
+
+def _golden(name: str) -> bytes:
+    return (GOLDEN / f"{name}.msgpack").read_bytes()
+
+
+def test_every_golden_file_has_a_test() -> None:
+    assert {p.stem for p in GOLDEN.glob("*.msgpack")} == {*FRAMED, *REQUESTS}
+
+
+@pytest.mark.parametrize("name", FRAMED)
+def test_frames_are_written_as_ever(name: str) -> None:
+    assert encode_frame(FRAMED[name]) == _golden(name)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_golden_events_are_read(name: str) -> None:
+    assert list(event_decoder().feed(_golden(name))) == [EVENTS[name]]
+
+
+@pytest.mark.parametrize("name", STATUS)
+def test_golden_statuses_are_read(name: str) -> None:
+    assert list(status_decoder().feed(_golden(name))) == [STATUS[name]]
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests_are_written_and_read_as_ever(name: str) -> None:
+    assert msgspec.msgpack.encode(REQUESTS[name]) == _golden(name)
+    assert msgspec.msgpack.decode(_golden(name), type=GenerateRequest) == REQUESTS[name]
+
+
+def _frame(message: object) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def test_unknown_fields_are_ignored() -> None:
+    for name, message in FRAMED.items():
+        newer = msgspec.msgpack.decode(_golden(name)[4:]) | {"from_the_future": [1, {"a": None}]}
+        decoder: FrameDecoder[Event] | FrameDecoder[RegionStatus] = (
+            event_decoder() if name in EVENTS else status_decoder()
+        )
+        assert list(decoder.feed(_frame(newer))) == [message]
+    for name, request in REQUESTS.items():
+        newer = msgspec.msgpack.decode(_golden(name)) | {"from_the_future": 1}
+        body = msgspec.msgpack.encode(newer)
+        assert msgspec.msgpack.decode(body, type=GenerateRequest) == request
+
+
+def test_unknown_kinds_are_skipped() -> None:
+    strange = _frame({"kind": "image", "pixels": b"\x00"})
+    finish = encode_frame(EVENTS["finish"])
+    assert list(event_decoder().feed(strange + finish + strange)) == [EVENTS["finish"]]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "finish", "choice": 0, "reason": "boredom"},
+        {"kind": "finish", "choice": "zero", "reason": "stop"},
+        {"kind": "done"},
+        [1, 2],
+        3,
+    ],
+    ids=["value", "type", "missing", "array", "number"],
+)
+def test_what_does_not_decode_is_version_skew(message: object) -> None:
+    with pytest.raises(VersionSkew):
+        list(event_decoder().feed(_frame(message)))
+
+
+def test_no_msgpack_and_too_much_of_it() -> None:
+    with pytest.raises(VersionSkew):
+        list(event_decoder().feed(b"\x00\x00\x00\x01\xc1"))
+    with pytest.raises(VersionSkew, match="limit"):
+        list(event_decoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+
+
+@given(st.lists(st.sampled_from(list(EVENTS.values())), max_size=8), st.lists(st.integers(0, 400)))
+def test_frames_may_be_cut_anywhere(events: list[Event], cuts: list[int]) -> None:
+    data = b"".join(encode_frame(event) for event in events)
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    decoder = event_decoder()
+    seen = [
+        event
+        for start, end in itertools.pairwise(places)
+        for event in decoder.feed(data[start:end])
+    ]
+    assert seen == events
+    assert decoder.pending == 0
+    list(decoder.feed(b"\x00\x00"))
+    assert decoder.pending == 2
