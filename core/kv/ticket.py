@@ -1,0 +1,66 @@
+"""A ticket: the right to hand KV into reserved blocks, as plain data, and its credentials."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+TICKET_ID_BYTES = 16
+MODEL_DIGEST_BYTES = 16
+
+
+class PieceKey(NamedTuple):
+    """One block of one endpoint; `block` counts the prompt's blocks."""
+
+    rank: int
+    group: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What one rank wants of one KV group. `blocks`: indices of the prompt's missing blocks."""
+
+    rank: int
+    address: str
+    group: int
+    layers: int
+    heads: int
+    dtype: str
+    block_bytes: int
+    blocks: tuple[int, ...]
+    first_layer: int = 0
+    first_head: int = 0
+
+    def pieces(self) -> Iterable[PieceKey]:
+        return (PieceKey(self.rank, self.group, index) for index in self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to hand KV into reserved blocks, once, while the lease lasts.
+
+    `id` is hexadecimal and is the credential of the data socket: it never appears in a log.
+    """
+
+    id: str
+    generation: int
+    lease_s: float
+    endpoints: tuple[Endpoint, ...]
+
+    @property
+    def empty(self) -> bool:
+        """No block is missing: nothing has to be sent."""
+        return not any(endpoint.blocks for endpoint in self.endpoints)
+
+
+def new_ticket_id() -> str:
+    return secrets.token_hex(TICKET_ID_BYTES)
+
+
+def model_digest(fingerprint: bytes) -> bytes:
+    """What both halves of a transfer know their model by, in a fixed size."""
+    return blake2b(fingerprint, digest_size=MODEL_DIGEST_BYTES, person=b"skerry-handoff").digest()

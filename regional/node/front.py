@@ -1,0 +1,335 @@
+"""The node's control: what routers ask and what the rank reports meet here.
+
+Every attempt that decodes here is one entry of `_answers`, bound to the session that it came
+through, and leaves by `_free`; prefills for other nodes are `Errands`. All methods run on the event
+loop and do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from dataclasses import dataclass
+
+from core.engine import messages as rank_messages
+from core.engine.messages import EngineStats, RankMessage, SequenceSpec, TokenOutput
+from core.engine.plan import SequenceId
+from core.errors import (
+    BY_CODE,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    RequestError,
+    TransferFailed,
+)
+from regional.node import wire
+from regional.node.answer import Answer, Text
+from regional.node.cache_log import CacheLog
+from regional.node.errands import Errands
+from regional.node.prefill import Outbox, Rank, Sending
+from regional.node.receiving import Receiving, Reservation
+from regional.node.resolve import sequence_spec
+from regional.pb import node_pb2 as pb
+
+log = logging.getLogger("skerry.node")
+
+_NO_STATS = EngineStats(
+    running=0, waiting=0, blocks_used=0, blocks_cached=0, blocks_total=0,
+    prefill_backlog_tokens=0, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0,
+    generated_tokens=0, computed_prompt_tokens=0, cached_prompt_tokens=0, preemptions=0,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Answering:
+    """One attempt that decodes here. `stage` is where a failure would have happened."""
+
+    id: str
+    outbox: Outbox
+    answer: Answer
+    spec: SequenceSpec
+    deadline: asyncio.TimerHandle
+    stage: str
+    reservation: Reservation | None = None
+    start_wanted: bool = False
+    """Start has come: generate as soon as the blocks are there."""
+
+
+class Front:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        context: int,
+        vocab_size: int,
+        text: Text,
+        rank: Rank,
+        sending: Sending,
+        receiving: Receiving,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.draining = False
+        self.stats = _NO_STATS
+        self.kv_bytes_received = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._context = context
+        self._vocab_size = vocab_size
+        self._text = text
+        self._rank = rank
+        self._receiving = receiving
+        self._errands = Errands(sending, tasks, self._note_idle)
+        self._cache = CacheLog()
+        self._sessions: list[Outbox] = []
+        self._answers: dict[str, _Answering] = {}
+        self._generations = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._clock = receiving.clock
+
+    @property
+    def kv_bytes_sent(self) -> int:
+        return self._errands.sent_bytes
+
+    # ------------------------------------------------------------ sessions
+
+    def session_opened(self, outbox: Outbox) -> None:
+        """A router has been joined: tell it what the cache holds, and from now on what changes."""
+        self._sessions.append(outbox)
+        for message in self._cache.snapshot():
+            outbox.send(message)
+
+    def session_closed(self, outbox: Outbox) -> None:
+        """Abort every attempt that came through this session."""
+        self._sessions.remove(outbox)
+        for attempt in [one for one in self._answers.values() if one.outbox is outbox]:
+            self._free(attempt)
+        self._errands.session_closed(outbox)
+
+    def handle(self, message: pb.RouterMessage, outbox: Outbox) -> None:
+        """One message of a router, after its Welcome."""
+        match message.WhichOneof("body"):
+            case "reserve":
+                self._reserve(message.reserve, outbox)
+            case "prefill":
+                self._prefill(message.prefill, outbox)
+            case "start":
+                self._start(message.start, outbox)
+            case "abort":
+                self._abort(message.abort.attempt_id)
+            case "drain":
+                self.drain(message.drain.grace_s)
+            case other:
+                log.warning("a message of kind %s is not known here", other)
+
+    def drain(self, grace_s: float) -> None:
+        """Take no new work; what still runs after `grace_s` fails as retryable."""
+        if not self.draining:
+            self.draining = True
+            log.info("draining: %d answers, %d prefills", len(self._answers), len(self._errands))
+        self._loop.call_later(grace_s, self.fail_all, Draining("the node stops"))
+
+    def fail_all(self, error: RequestError) -> None:
+        """End everything that is under way with `error`."""
+        for attempt in list(self._answers.values()):
+            self._fail(attempt, error)
+        self._errands.fail_all(error)
+
+    # ------------------------------------------------------------ decode side
+
+    def _reserve(self, message: pb.Reserve, outbox: Outbox) -> None:
+        attempt = self._admit(message.attempt_id, message.work, outbox, stage="reserve")
+        if attempt is not None:
+            sequence = SequenceId(attempt.id)
+            self._rank.send(rank_messages.Reserve(sequence, attempt.spec))
+
+    def _start(self, message: pb.Start, outbox: Outbox) -> None:
+        if message.HasField("work"):
+            attempt = self._admit(message.attempt_id, message.work, outbox, stage="decode")
+            if attempt is not None:
+                attempt.answer.queued_s = message.queued_s
+                attempt.start_wanted = True
+                self._rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.spec))
+            return
+        reserved = self._answers.get(message.attempt_id)
+        if reserved is None:
+            error = TransferFailed("the reservation is gone")
+            outbox.send(wire.failed(message.attempt_id, "transfer", error))
+            return
+        reserved.answer.queued_s = message.queued_s
+        reserved.start_wanted = True
+        self._advance(reserved)
+
+    def _admit(
+        self, attempt_id: str, message: pb.Work, outbox: Outbox, *, stage: str
+    ) -> _Answering | None:
+        """Take an attempt in, or refuse it with a Failed."""
+        if attempt_id in self._answers:
+            log.warning("attempt %s was sent twice; the second is ignored", attempt_id)
+            return None
+        try:
+            work, spec = self._resolve(message)
+        except RequestError as error:
+            outbox.send(wire.failed(attempt_id, stage, error))
+            return None
+        attempt = _Answering(
+            id=attempt_id,
+            outbox=outbox,
+            answer=Answer(work.request, spec, self._text, placed_at=self._clock()),
+            spec=spec,
+            deadline=self._loop.call_later(work.deadline_s, self._past_deadline, attempt_id),
+            stage=stage,
+        )
+        self._answers[attempt_id] = attempt
+        self.idle.clear()
+        return attempt
+
+    def _resolve(self, message: pb.Work) -> tuple[wire.Work, SequenceSpec]:
+        if self.draining:
+            raise Draining("the node takes no new work")
+        work = wire.work(message)
+        return work, sequence_spec(
+            work.request,
+            work.token_ids,
+            context=self._context,
+            vocab_size=self._vocab_size,
+            end_ids=self._text.end_ids,
+        )
+
+    def _reserved(self, message: rank_messages.Reserved) -> None:
+        attempt = self._answers.get(message.sequence)
+        if attempt is None:
+            return  # aborted meanwhile; the rank has the Abort
+        attempt.stage = "transfer"
+        attempt.reservation = Reservation(
+            self._receiving, message, next(self._generations), lambda: self._advance(attempt)
+        )
+        attempt.outbox.send(
+            pb.NodeMessage(
+                reserved=pb.Reserved(
+                    attempt_id=attempt.id,
+                    ticket=wire.ticket_message(attempt.reservation.ticket),
+                    cached_tokens=message.cached_tokens,
+                )
+            )
+        )
+        self._advance(attempt)
+
+    def _advance(self, attempt: _Answering) -> None:
+        """Generate once the blocks are there and the router has said so; fail with the transfer."""
+        reservation = attempt.reservation
+        if reservation is None or self._answers.get(attempt.id) is not attempt:
+            return
+        if reservation.failure is not None:
+            self._fail(attempt, TransferFailed(f"the hand-off failed: {reservation.failure}"))
+        elif reservation.ready and attempt.start_wanted:
+            attempt.answer.transfer = reservation.take()
+            self.kv_bytes_received += attempt.answer.transfer.bytes
+            attempt.reservation = None
+            attempt.stage = "decode"
+            self._rank.send(rank_messages.Begin(SequenceId(attempt.id)))
+
+    def _past_deadline(self, attempt_id: str) -> None:
+        self._fail(self._answers[attempt_id], DeadlineExceeded("the deadline passed"))
+
+    def _fail(self, attempt: _Answering, error: RequestError, *, rank_knows: bool = False) -> None:
+        """End an attempt with an error: a Fault once the client has seen something, else Failed,
+        upon which the router may place the request again."""
+        self._free(attempt, rank_knows=rank_knows)
+        if not attempt.answer.delta_sent:
+            attempt.outbox.send(wire.failed(attempt.id, attempt.stage, error))
+            return
+        fault = pb.SequenceOutput(
+            attempt_id=attempt.id, frames=attempt.answer.fault(error), last=True
+        )
+        attempt.outbox.send(pb.NodeMessage(step_output=pb.StepOutput(sequences=[fault])))
+
+    def _free(self, attempt: _Answering, *, rank_knows: bool = False) -> None:
+        """Forget an attempt. The hand-off stops before the rank may reuse the blocks."""
+        del self._answers[attempt.id]
+        attempt.deadline.cancel()
+        if attempt.reservation is not None:
+            attempt.reservation.end()
+        if not rank_knows:
+            self._rank.send(rank_messages.Abort(SequenceId(attempt.id)))
+        self._note_idle()
+
+    # ------------------------------------------------------------ prefill side
+
+    def _prefill(self, message: pb.Prefill, outbox: Outbox) -> None:
+        try:
+            work, spec = self._resolve(message.work)
+        except RequestError as error:
+            outbox.send(wire.failed(message.attempt_id, "prefill", error))
+            return
+        self.idle.clear()
+        self._errands.begin(
+            message.attempt_id, outbox, spec, wire.ticket(message.ticket), work.deadline_s
+        )
+
+    def _abort(self, attempt_id: str) -> None:
+        attempt = self._answers.get(attempt_id)
+        if attempt is not None:
+            self._free(attempt)
+        self._errands.abort(attempt_id)
+
+    def _note_idle(self) -> None:
+        if not self._answers and not len(self._errands):
+            self.idle.set()
+
+    # ------------------------------------------------------------ the rank
+
+    def rank_said(self, message: RankMessage) -> None:
+        """One message of the rank."""
+        if isinstance(message, rank_messages.Stepped):
+            self._stepped(message)
+        elif isinstance(message, rank_messages.Reserved):
+            self._reserved(message)
+        elif isinstance(message, rank_messages.SequenceFailed):
+            self._sequence_failed(message)
+
+    def _stepped(self, message: rank_messages.Stepped) -> None:
+        self.stats = message.stats
+        outputs: dict[int, pb.StepOutput] = {}
+        outboxes: dict[int, Outbox] = {}
+        for output in message.outputs:
+            attempt = self._answers.get(output.sequence)
+            if attempt is None:
+                continue  # aborted while the step was under way
+            written = self._write(attempt, output)
+            if written is not None:
+                outboxes[id(attempt.outbox)] = attempt.outbox
+                outputs.setdefault(id(attempt.outbox), pb.StepOutput()).sequences.append(written)
+        for key, step_output in outputs.items():
+            outboxes[key].send(pb.NodeMessage(step_output=step_output))
+        for progress in message.progress:
+            self._errands.tell(progress.sequence, progress)
+        change = self._cache.change(message.stored, message.evicted)
+        if change is not None:
+            for session in self._sessions:
+                session.send(change)
+
+    def _write(self, attempt: _Answering, output: TokenOutput) -> pb.SequenceOutput | None:
+        try:
+            chunk = attempt.answer.absorb(output, now=self._clock())
+        except Exception:
+            # One answer's text must not end the others.
+            log.exception("attempt %s: its text could not be written", attempt.id)
+            self._fail(attempt, InternalError("the answer's text could not be written"))
+            return None
+        if chunk.last:
+            self._free(attempt, rank_knows=not chunk.cut)
+        if not chunk.frames:
+            return None
+        return pb.SequenceOutput(
+            attempt_id=attempt.id, frames=chunk.frames, delta=chunk.delta, last=chunk.last
+        )
+
+    def _sequence_failed(self, message: rank_messages.SequenceFailed) -> None:
+        kind = BY_CODE.get(message.code, InternalError)
+        error = kind(message.message)
+        attempt = self._answers.get(message.sequence)
+        if attempt is not None:
+            self._fail(attempt, error, rank_knows=True)
+        self._errands.tell(message.sequence, error)

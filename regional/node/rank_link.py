@@ -1,0 +1,271 @@
+"""One rank process: start it, talk to it over a socket pair, and know when it has died.
+
+Frames of `core.engine.messages` both ways. The descriptor of the KV memory comes with the Ready
+frame. The pair is also the leash: a rank whose front is gone reads the end of the stream and exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from core.engine.messages import (
+    Command,
+    LoadFailed,
+    Loading,
+    RankConfig,
+    RankMessage,
+    Ready,
+    Shutdown,
+    rank_message_decoder,
+)
+from core.errors import ConfigError, NodeLost, RequestError
+from core.framing import encode_frame
+from core.kv.memory import attach
+
+log = logging.getLogger("skerry.node")
+
+RANK_COMMAND = (sys.executable, "-m", "core.engine.rank")
+_READ_BYTES = 256 << 10
+_EXIT_GRACE_S = 2.0
+"""A rank that has closed its socket, or was told to stop, gets this long before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank that serves, and the KV memory that it shares."""
+
+    ready: Ready
+    memory: mmap.mmap
+
+
+class RankLink:
+    """A running rank. Made by `start`; `close` ends the process whatever it does."""
+
+    def __init__(
+        self, config: RankConfig, process: asyncio.subprocess.Process, sock: socket.socket
+    ) -> None:
+        self._title = f"rank {config.rank} of node {config.node} (pid {process.pid})"
+        self._process = process
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._decoder = rank_message_decoder()
+        self._receive: Callable[[RankMessage], None] | None = None
+        self._early: list[RankMessage] = []
+        self._descriptor: int | None = None
+        self._unsent = bytearray()
+        self._open = True
+        self._last_words = ""
+        self._stage = ""
+        self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
+        self._lost: asyncio.Future[NodeLost] = self._loop.create_future()
+        self._hung_up = asyncio.Event()
+        self._relay = asyncio.create_task(self._relay_stderr(), name="rank-stderr")
+        self._watch = asyncio.create_task(self._wait_for_end(), name="rank-watch")
+        self._loop.add_reader(sock, self._readable)
+
+    @classmethod
+    async def start(
+        cls,
+        config: RankConfig,
+        *,
+        command: Sequence[str] = RANK_COMMAND,
+        environment: Mapping[str, str] | None = None,
+    ) -> RankLink:
+        """Start the process; `config.socket_fd` is replaced by the real one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.setblocking(False)
+        config = msgspec.structs.replace(config, socket_fd=theirs.fileno())
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=rank_environment(config, environment or os.environ),
+                start_new_session=True,  # Ctrl-C in a terminal is for the front to hand on
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(config, process, ours)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> Loaded:
+        """Wait until the rank serves. Raises ConfigError when it cannot load what it was told to,
+        NodeLost when it dies."""
+        either: list[asyncio.Future[Any]] = [self._loaded, self._lost]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._loaded.done():
+            raise self._lost.result()
+        return self._loaded.result()
+
+    def attach(self, receive: Callable[[RankMessage], None]) -> None:
+        """Hand messages that come after Ready to `receive`."""
+        self._receive = receive
+        early, self._early = self._early, []
+        for message in early:
+            receive(message)
+
+    def send(self, command: Command) -> None:
+        """Queue a command; dropped when the rank is gone, of which `lost` tells."""
+        if not self._open:
+            return
+        waiting = bool(self._unsent)
+        self._unsent += encode_frame(command)
+        if not waiting:
+            self._writable()
+
+    async def lost(self) -> NodeLost:
+        """Wait for the end of the process; the error says who ended and how, in one line."""
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """Ask the rank to stop, then make it. Returns when the process is gone."""
+        self.send(Shutdown())
+        await asyncio.wait([self._watch], timeout=_EXIT_GRACE_S)
+        self._hang_up()
+        await self._watch
+
+    def _readable(self) -> None:
+        try:
+            if self._descriptor is None and not self._loaded.done():
+                data, descriptors, _, _ = socket.recv_fds(self._sock, _READ_BYTES, 1)
+                self._descriptor = descriptors[0] if descriptors else None
+            else:
+                data = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up()
+            return
+        try:
+            for message in self._decoder.feed(data):
+                self._take(message)
+        except RequestError as error:
+            log.error("%s: %s", self._title, error)
+            self._hang_up()
+
+    def _take(self, message: RankMessage) -> None:
+        if isinstance(message, Loading):
+            if message.stage != self._stage:
+                log.info("%s is loading: %s", self._title, message.stage)
+            self._stage = message.stage
+        elif isinstance(message, Ready):
+            self._map(message)
+        elif isinstance(message, LoadFailed):
+            if not self._loaded.done():
+                self._loaded.set_exception(ConfigError(message.message))
+        elif self._receive is None:
+            self._early.append(message)
+        else:
+            self._receive(message)
+
+    def _map(self, ready: Ready) -> None:
+        if self._descriptor is None or self._loaded.done():
+            raise NodeLost("Ready came twice, or without the KV memory")
+        try:
+            memory = attach(self._descriptor, ready.geometry.pool_bytes)
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._loaded.set_result(Loaded(ready=ready, memory=memory))
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._sock)
+        try:
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            self._loop.add_writer(self._sock, self._writable)
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._hung_up.set()
+
+    async def _wait_for_end(self) -> None:
+        """Runs until the process has ended, and makes sure that it does after a hang-up."""
+        process_end = asyncio.create_task(self._process.wait())
+        hung_up = asyncio.create_task(self._hung_up.wait())
+        try:
+            await asyncio.wait({process_end, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({process_end}, timeout=_EXIT_GRACE_S)
+            if not process_end.done():
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            status = await process_end
+        finally:
+            hung_up.cancel()
+        await asyncio.wait([self._relay], timeout=_EXIT_GRACE_S)
+        self._relay.cancel()
+        self._hang_up()
+        words = f"; its last words: {self._last_words}" if self._last_words else ""
+        self._lost.set_result(NodeLost(f"{self._title} {_how(status)}{words}"))
+
+    async def _relay_stderr(self) -> None:
+        """Pass the rank's lines on, and keep the last one for its obituary."""
+        stream = self._process.stderr
+        while stream is not None:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the reader's limit: dropped, reading goes on
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._last_words = text
+                sys.stderr.write(text + "\n")
+
+
+def rank_environment(config: RankConfig, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a rank. Threads that spin while they wait would take the CPU away from
+    the other processes of the machine."""
+    threads = str(config.threads)
+    return {
+        **base,
+        "SKERRY_RANK": msgspec.json.encode(config).decode(),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name}"

@@ -1,0 +1,90 @@
+"""Between the protobuf messages of `node.proto` and the types that the front works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from core.errors import InvalidRequest, RequestError
+from core.kv.ticket import Endpoint, Ticket
+from core.types import GenerateRequest
+from regional.pb import node_pb2 as pb
+
+_request = msgspec.msgpack.Decoder(GenerateRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request as a node sees it: without its text, with its tokens."""
+
+    request: GenerateRequest
+    token_ids: tuple[int, ...]
+    deadline_s: float
+
+
+def work(message: pb.Work) -> Work:
+    """Raises InvalidRequest."""
+    try:
+        request = _request.decode(message.request)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the request does not decode: {error}") from error
+    return Work(request=request, token_ids=tuple(message.token_ids), deadline_s=message.deadline_s)
+
+
+def ticket(message: pb.Ticket) -> Ticket:
+    return Ticket(
+        id=message.id,
+        generation=message.generation,
+        lease_s=message.lease_s,
+        endpoints=tuple(
+            Endpoint(
+                rank=one.rank,
+                address=one.address,
+                group=one.group,
+                first_layer=one.first_layer,
+                layers=one.layers,
+                first_head=one.first_head,
+                heads=one.heads,
+                dtype=one.dtype,
+                block_bytes=one.block_bytes,
+                blocks=tuple(one.blocks),
+            )
+            for one in message.endpoints
+        ),
+    )
+
+
+def ticket_message(value: Ticket) -> pb.Ticket:
+    return pb.Ticket(
+        id=value.id,
+        generation=value.generation,
+        lease_s=value.lease_s,
+        endpoints=[
+            pb.Endpoint(
+                rank=one.rank,
+                address=one.address,
+                group=one.group,
+                first_layer=one.first_layer,
+                layers=one.layers,
+                first_head=one.first_head,
+                heads=one.heads,
+                dtype=one.dtype,
+                block_bytes=one.block_bytes,
+                blocks=one.blocks,
+            )
+            for one in value.endpoints
+        ],
+    )
+
+
+def failed(attempt_id: str, stage: str, error: RequestError) -> pb.NodeMessage:
+    return pb.NodeMessage(
+        failed=pb.Failed(
+            attempt_id=attempt_id,
+            stage=stage,
+            code=error.code,
+            message=error.message,
+            retryable=error.retryable,
+        )
+    )

@@ -1,0 +1,181 @@
+"""The session with a router over real gRPC: join, beat, come back, and forget what was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.errors import Forbidden, InvalidRequest
+from regional import rpc
+from regional.node import session as session_module
+from regional.node.prefill import Outbox
+from regional.node.session import RouterSession
+from regional.pb import node_pb2 as pb
+from tests.regional.node.routers import SECRET, fake_router
+
+
+@dataclass
+class User:
+    """A front that answers each Reserve with a Failed."""
+
+    opened: int = 0
+    closed: int = 0
+    outbox: Outbox | None = None
+    heard: list[str] = field(default_factory=list)
+
+    def session_opened(self, outbox: Outbox) -> None:
+        self.opened += 1
+        self.outbox = outbox
+        outbox.send(pb.NodeMessage(cache_events=pb.CacheEvents(snapshot=True)))
+
+    async def joined(self, times: int = 1) -> None:
+        """Until this end knows of the session too: the router knows before."""
+        async with asyncio.timeout(10):
+            while self.opened < times:
+                await asyncio.sleep(0.005)
+
+    def session_closed(self, outbox: Outbox) -> None:
+        assert outbox is self.outbox
+        self.closed += 1
+
+    def handle(self, message: pb.RouterMessage, outbox: Outbox) -> None:
+        self.heard.append(message.reserve.attempt_id)
+        failed = pb.Failed(attempt_id=message.reserve.attempt_id, stage="reserve")
+        outbox.send(pb.NodeMessage(failed=failed))
+
+
+def join(secret: bytes = SECRET) -> pb.NodeMessage:
+    return pb.NodeMessage(join=pb.Join(wire=1, name="n", epoch="e", secret=secret.decode()))
+
+
+@asynccontextmanager
+async def dialling(
+    address: str, user: User, *, secret: bytes = SECRET
+) -> AsyncIterator[RouterSession]:
+    session = RouterSession(
+        address,
+        user,
+        join=lambda: join(secret),
+        heartbeat=lambda: pb.NodeMessage(heartbeat=pb.Heartbeat(running=user.opened)),
+    )
+    running = asyncio.create_task(session.run())
+    try:
+        yield session
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def test_a_node_joins_beats_and_answers() -> None:
+    async def go() -> None:
+        user = User()
+        async with fake_router() as router, dialling(router.address, user):
+            node = await router.node("n")
+            await node.desk.until(lambda: len(node.desk.of("heartbeat")) >= 3)
+            assert node.desk.messages[0].cache_events.snapshot, "the snapshot comes first"
+            node.say(pb.RouterMessage(reserve=pb.Reserve(attempt_id="a.1")))
+            assert (await node.desk.failed("a.1")).stage == "reserve"
+        assert (user.opened, user.closed) == (1, 1)
+
+    asyncio.run(go())
+
+
+def test_a_heartbeat_can_be_sent_at_once() -> None:
+    async def go() -> None:
+        async with fake_router(heartbeat_s=60.0) as router, dialling(router.address, User()) as s:
+            node = await router.node("n")
+            await node.desk.until(lambda: len(node.desk.of("heartbeat")) == 1)
+            s.beat()
+            await node.desk.until(lambda: len(node.desk.of("heartbeat")) == 2)
+            assert node.desk.of("heartbeat")[1].heartbeat.running == 1
+
+    asyncio.run(go())
+
+
+def test_a_restarted_router_is_joined_again(free_port: int) -> None:  # B26
+    async def go() -> None:
+        user = User()
+        address = f"127.0.0.1:{free_port}"
+        async with dialling(address, user):
+            for round_ in range(1, 4):
+                async with fake_router(address):
+                    await user.joined(round_)
+                async with asyncio.timeout(5):
+                    while user.closed < round_:
+                        await asyncio.sleep(0.01)
+            assert (user.opened, user.closed) == (3, 3)
+
+    asyncio.run(go())
+
+
+def test_what_is_said_after_the_end_is_dropped() -> None:
+    async def go() -> None:
+        user = User()
+        async with fake_router() as router, dialling(router.address, user):
+            await user.joined()
+            old = user.outbox
+            (await router.node("n")).session.end("the test wants so")
+            await user.joined(2)
+            assert old is not None
+            old.send(pb.NodeMessage(failed=pb.Failed(attempt_id="late")))
+            again = await router.node("n")
+            again.say(pb.RouterMessage(reserve=pb.Reserve(attempt_id="b.1")))
+            await again.desk.failed("b.1")
+            assert [one.failed.attempt_id for one in again.desk.of("failed")] == ["b.1"]
+
+    asyncio.run(go())
+
+
+def test_a_router_that_refuses_is_asked_again_slowly_or_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def go() -> None:
+        async with fake_router() as router, dialling(router.address, User(), secret=b"wrong"):
+            async with asyncio.timeout(5):
+                while "forbidden" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)  # usual retries would have come by now
+            assert caplog.text.count("refused: forbidden") == 1
+        async with fake_router() as router:
+            router.refuse = InvalidRequest("not now")
+            async with dialling(router.address, User()):
+                await router.until(lambda: len(router.joins) >= 2)
+                router.refuse = None
+                await router.node("n")
+
+    monkeypatch.setattr(session_module, "REJECTED_RETRY_S", 60.0)
+    asyncio.run(go())
+    assert Forbidden.code in caplog.text
+
+
+def test_a_router_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        user = User()
+        async with fake_router() as router, dialling(router.address, user):
+            await user.joined()
+            outbox = user.outbox
+            assert outbox is not None
+            for number in range(20):  # in one turn of the loop: nothing can be written between
+                outbox.send(pb.NodeMessage(failed=pb.Failed(attempt_id=str(number))))
+            await user.joined(2)
+            assert user.closed == 1
+
+    monkeypatch.setattr(rpc, "MAX_UNSENT", 10)
+    asyncio.run(go())
+
+
+def test_a_goodbye_is_written_before_it_returns() -> None:
+    async def go() -> None:
+        user = User()
+        async with fake_router() as router, dialling(router.address, user) as session:
+            await user.joined()
+            desk = (await router.node("n")).desk
+            await session.leave("stopped", timeout_s=5.0)
+            await desk.until(lambda: bool(desk.of("leaving")))
+            assert desk.of("leaving")[0].leaving.reason == "stopped"
+
+    asyncio.run(go())
