@@ -71,6 +71,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_k: int = 0
     """0 keeps every candidate."""
     max_tokens: int | None = None
+    max_tokens_yields: bool = False
+    """`max_tokens` is a dialect's default, not the caller's wish: where the context has less room
+    it gives way instead of being refused. The router resolves it."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -98,8 +98,9 @@ class Intake:
         _refuse_unsupported(body)
         if body.logprobs is not None:
             raise _unsupported("logprobs", "null")
-        limit = body.max_tokens or COMPLETION_MAX_TOKENS
-        return self._parsed(body, request_id, limit, messages=(), prompt=_prompt(body.prompt))
+        return self._parsed(
+            body, request_id, body.max_tokens, messages=(), prompt=_prompt(body.prompt)
+        )
 
     def _parsed(
         self,
@@ -167,11 +168,15 @@ def _unsupported(field: str, allowed: str) -> UnsupportedField:
 
 
 def _sampling(body: ChatBody | CompletionBody, limit: int | None) -> Sampling:
+    yields = limit is None and isinstance(body, CompletionBody)
+    if yields:
+        limit = COMPLETION_MAX_TOKENS
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=min(max(body.top_k or 0, 0), _INT32),  # -1 elsewhere means what 0 means here
         max_tokens=None if limit is None else min(limit, _INT32),  # beyond: over any context
+        max_tokens_yields=yields,
         stop=_stops(body.stop),
         stop_token_ids=_token_ids(body.stop_token_ids or (), "stop_token_ids"),
         ignore_eos=bool(body.ignore_eos),

@@ -1,0 +1,1 @@
+"""Whole worlds of real processes with scripted ranks, asked over HTTP."""
