@@ -60,6 +60,7 @@ async def test_official_client_one_shot(tmp_path: Path) -> None:
         assert chat_request.seed == 2**64 - 1
         assert chat_request.sampling.max_tokens is None
         assert text_request.sampling.max_tokens == 16
+        assert text_request.sampling.max_tokens_yields
 
 
 async def test_official_client_stream(tmp_path: Path) -> None:

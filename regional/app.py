@@ -1,0 +1,201 @@
+"""The router process: everything is built here, started, and stopped again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+import grpc
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from core import log as logs
+from core.config import Region, World, split_address
+from core.errors import ConfigError
+from core.metrics import RouterMetrics, StatusCollector, render
+from core.models.source import resolve_source
+from core.status import RegionStatus
+from core.text.model import load_text
+from core.types import ModelName, Role
+from regional.http import RegionHttp
+from regional.reading import Reader, TextModel
+from regional.router import Router
+from regional.rpc import SessionServer, server_options
+from regional.status import Publisher, can_answer, model_statuses, region_status
+
+log = logging.getLogger("skerry.app")
+
+DRAIN_GRACE_S = 10.0
+"""How long running requests may go on after SIGTERM."""
+_CLOSE_S = 1.0
+
+
+class RouterApp:
+    """One region's router with its two listeners. `start` binds them, `stop` undoes it all."""
+
+    def __init__(self, world: World, region: Region, texts: Mapping[ModelName, TextModel]) -> None:
+        limits, secret = world.topology.limits, world.secret("region")
+        self._region = region
+        self._models = tuple(texts)
+        self._epoch = secrets.token_hex(8)
+        self._release = _release()
+        self._registry = CollectorRegistry()
+        self._metrics = RouterMetrics(self._registry)
+        StatusCollector(self._registry, lambda: (self._status(),))
+        self._reader = Reader(world.topology, texts)
+        self.publisher = Publisher(self._status)
+        self.router = Router(
+            region,
+            limits,
+            reader=self._reader,
+            metrics=self._metrics,
+            changed=self.publisher.touch,
+        )
+        self._sessions = SessionServer(self.router, secret=secret, heartbeat_s=limits.heartbeat_s)
+        self._http = RegionHttp(
+            self.router,
+            self.publisher,
+            secret=secret,
+            body_bytes=limits.body_bytes,
+            ready=self._ready,
+            metrics=self._rendered,
+        )
+        self._running = AsyncExitStack()
+        self.http_port = 0
+        self.grpc_port = 0
+
+    async def start(self) -> None:
+        """Raises ConfigError when an address is taken; nothing is left running then."""
+        async with AsyncExitStack() as starting:
+            self.grpc_port = await self._start_grpc(starting)
+            self.http_port = await self._start_http(starting)
+            for work in (self.router.watch(), self.publisher.run()):
+                starting.push_async_callback(_end, asyncio.create_task(work))
+            self._running = starting.pop_all()
+        log.info("region %s: http %d, grpc %d", self._region.name, self.http_port, self.grpc_port)
+
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Refuse new requests, let running ones end within `grace_s`, close all connections."""
+        await self.router.drain(grace_s)
+        await self._running.aclose()
+
+    async def _start_grpc(self, starting: AsyncExitStack) -> int:
+        _check_free(self._region.grpc)
+        server = grpc.aio.server(options=server_options())
+        server.add_generic_rpc_handlers((self._sessions.handler(),))
+        try:
+            port: int = server.add_insecure_port(self._region.grpc)
+        except RuntimeError as error:
+            raise ConfigError(f"{self._region.grpc} cannot be listened on: {error}") from error
+
+        async def close() -> None:
+            self._sessions.close()
+            await server.stop(_CLOSE_S)
+
+        await server.start()
+        starting.push_async_callback(close)
+        return port
+
+    async def _start_http(self, starting: AsyncExitStack) -> int:
+        runner = web.AppRunner(
+            self._http.application(),
+            handler_cancellation=True,  # a client that goes away ends its request
+            access_log=None,
+            shutdown_timeout=_CLOSE_S,
+        )
+        await runner.setup()
+        starting.push_async_callback(runner.cleanup)
+        host, port = split_address(self._region.http)
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"{self._region.http} cannot be listened on: {error.strerror}"
+            ) from error
+        bound: int = runner.addresses[0][1]
+        return bound
+
+    def _status(self) -> RegionStatus:
+        router = self.router
+        view = router.cluster.view()
+        return region_status(
+            region=self._region.name,
+            epoch=self._epoch,
+            view=view,
+            members=router.cluster.members(),
+            models=model_statuses(view, self._models, self._reader.context),
+            queue_s=router.dispatcher.estimate_s(view),
+            queued=router.dispatcher.queued,
+            active=router.active,
+            draining=router.draining,
+            release=self._release,
+        )
+
+    def _ready(self) -> bool:
+        nodes = self.router.cluster.view().nodes
+        return all(can_answer(nodes, model) for model in self._models)
+
+    def _rendered(self) -> bytes:
+        nodes = self.router.cluster.view().nodes
+        for role in Role:
+            self._metrics.nodes.labels(role.value).set(sum(node.role is role for node in nodes))
+        return render(self._registry)
+
+
+def run_router(world: World, name: str) -> int:
+    """Serve region `name` until SIGTERM or SIGINT. Raises ConfigError."""
+    logs.setup(f"router/{name}")
+    region = world.topology.region(name)
+    asyncio.run(_serve(world, region))
+    return 0
+
+
+async def _serve(world: World, region: Region) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, stopped.set)
+    app = RouterApp(world, region, load_texts(world, region))
+    await app.start()
+    await stopped.wait()
+    log.info("draining, %d requests run", app.router.active)
+    await app.stop(grace_s=DRAIN_GRACE_S)
+
+
+def load_texts(world: World, region: Region) -> dict[ModelName, TextModel]:
+    """Tokenizer and chat template of each model of `region`. Raises ConfigError."""
+    names = sorted({node.model for node in region.nodes})
+    return {ModelName(name): load_text(resolve_source(world.model_source(name))) for name in names}
+
+
+def _check_free(address: str) -> None:
+    """gRPC's own complaint about a taken port comes as lines of its C core on stderr."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{address} cannot be listened on: {error.strerror}") from error
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel one of our endless tasks; what it raised instead comes out here."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+def _release() -> str:
+    try:
+        return importlib.metadata.version("skerry")
+    except importlib.metadata.PackageNotFoundError:
+        return "unreleased"  # run from a source tree

@@ -1,0 +1,168 @@
+"""One attempt of one request at one set of nodes, as a state machine without I/O.
+
+::
+
+    split    begin: Reserve → decode · Reserved: Prefill → prefill, Start → decode · frames … last
+    direct   begin: Start with work → decode · frames … last
+
+Messages of the nodes go in, messages to them come out. What goes wrong becomes a `Failure`; what
+to do about it is decided by `after`, a pure function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from core.errors import BY_CODE, InternalError, NoCapacity, NodeLost, RequestError
+from core.types import GenerateRequest, NodeName
+from regional.pb import node_pb2 as pb
+from regional.placement import Placement
+
+MAX_TRIES = 4
+"""Attempts that may fail before the request does; refusals for lack of room do not count."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Side(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: Side
+    message: pb.RouterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt is over without an answer. `stage` is that of the Failed message, or lost."""
+
+    side: Side
+    stage: str
+    error: RequestError
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Place the request again. `exclude` and `refuse` speak of the node on that side."""
+
+    side: Side
+    exclude: bool = False
+    refuse: bool = False
+    recompute: bool = False
+
+
+class Attempt:
+    """`accepted` once Start is out, `visible` once a delta is, `over` when nothing follows,
+    `answered` when that is because the decode node ended the stream."""
+
+    def __init__(
+        self,
+        attempt_id: str,
+        placement: Placement,
+        request: GenerateRequest,
+        token_ids: list[int],
+    ) -> None:
+        self.id = attempt_id
+        self.placement = placement
+        self.accepted = False
+        self.visible = False
+        self.over = False
+        self.reading = True
+        """The prompt's KV is still being made, here or there."""
+        self.answered = False
+        self._prefill_done = placement.prefill is None
+        self._request = request
+        self._token_ids = token_ids
+        self._queued_s = 0.0
+        self._deadline_s = request.deadline_s
+
+    def begin(self, *, deadline_s: float, queued_s: float) -> list[Send]:
+        """`deadline_s` is left of the request's time."""
+        self._deadline_s, self._queued_s = deadline_s, queued_s
+        if self.placement.prefill is None:
+            return [self._start(self._work(deadline_s))]
+        reserve = pb.Reserve(attempt_id=self.id, work=self._work(deadline_s))
+        return [Send(Side.DECODE, pb.RouterMessage(reserve=reserve))]
+
+    def reserved(self, message: pb.Reserved, *, deadline_s: float) -> list[Send]:
+        """Blocks are set aside: let the prompt be read, and decode begin when it is there."""
+        if self.placement.prefill is None or self.accepted:
+            return []
+        prefill = pb.Prefill(attempt_id=self.id, work=self._work(deadline_s), ticket=message.ticket)
+        return [Send(Side.PREFILL, pb.RouterMessage(prefill=prefill)), self._start(None)]
+
+    def prefill_done(self) -> None:
+        self.reading, self._prefill_done = False, True
+
+    def output(self, message: pb.SequenceOutput) -> None:
+        if message.delta:
+            self.visible, self.reading = True, False
+        if message.last:
+            self.over = self.answered = True
+
+    def failed(self, side: Side, message: pb.Failed) -> Failure | None:
+        """None when that side's part was over already."""
+        if side is Side.PREFILL and not self.reading:
+            return None
+        self.over = True
+        kind = BY_CODE.get(message.code, InternalError)
+        return Failure(side, message.stage, kind(message.message), message.retryable)
+
+    def gone(self, side: Side) -> Failure | None:
+        """The session of the node on `side` has ended."""
+        if self.over or (side is Side.PREFILL and not self.reading):
+            return None
+        self.over = True
+        name = self.node(side)
+        return Failure(side, "lost", NodeLost(f"{side} node {name!r} was lost"), retryable=True)
+
+    def abort(self, reason: str) -> list[Send]:
+        """To every node that may still hold something; a node takes a needless one as nothing."""
+        message = pb.RouterMessage(abort=pb.Abort(attempt_id=self.id, reason=reason))
+        sides = [] if self._prefill_done else [Side.PREFILL]
+        if not self.answered:
+            sides.append(Side.DECODE)
+        return [Send(side, message) for side in sides]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._token_ids)
+
+    def node(self, side: Side) -> NodeName | None:
+        return self.placement.prefill if side is Side.PREFILL else self.placement.decode
+
+    def _start(self, work: pb.Work | None) -> Send:
+        self.accepted = True
+        start = pb.Start(attempt_id=self.id, work=work, queued_s=self._queued_s)
+        return Send(Side.DECODE, pb.RouterMessage(start=start))
+
+    def _work(self, deadline_s: float) -> pb.Work:
+        return pb.Work(
+            request=_encoder.encode(self._request),
+            token_ids=self._token_ids,
+            deadline_s=deadline_s,
+        )
+
+
+def after(failure: Failure, *, visible: bool, tries: int) -> Again | RequestError:
+    """Place again, or end the request with an error. `tries` have failed, this one included.
+
+    Nothing moves once the client has seen a delta. A node without room is asked again when
+    something has changed there. After a failed hand-off the decode node reads the prompt itself.
+    """
+    if visible or not failure.retryable:
+        return failure.error
+    if isinstance(failure.error, NoCapacity):
+        return Again(failure.side, refuse=True)
+    if tries >= MAX_TRIES:
+        return failure.error
+    if failure.stage == "transfer":
+        return Again(failure.side, recompute=True)
+    return Again(failure.side, exclude=True)

@@ -1,0 +1,242 @@
+"""Who is in the region now, and how much work the router has sent to each node.
+
+Membership follows sessions: a node is in from its Join until its stream ends or three heartbeats
+are missed. A node that joins again replaces its old self. Work is counted at dispatch and given
+back when it ends, never read back from a heartbeat, which is a second old when it matters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from core.config import Region
+from core.errors import InvalidRequest
+from core.types import ModelName, NodeName, Role
+from regional.pb import node_pb2 as pb
+from regional.rpc import NodeSession
+
+MISSED_HEARTBEATS = 3
+UNMEASURED_TOKENS_PER_S = 1000.0
+"""Stands for a rate that a node has not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that a node serves."""
+
+    model: ModelName
+    fingerprint: bytes
+    context: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node at one moment. `serial` names its session; `changes` counts up whenever the node
+    may have become able to take what it refused before."""
+
+    name: NodeName
+    serial: int
+    role: Role
+    offers: tuple[Offer, ...]
+    max_sequences: int
+    max_step_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    draining: bool = False
+    prefills: int = 0
+    """Prompts that it was given and that are not read yet."""
+    prefill_tokens: int = 0
+    """Tokens of those prompts that it has to compute."""
+    sequences: int = 0
+    answer_tokens: int = 0
+    """Expected and not generated yet, over its sequences."""
+    changes: int = 0
+
+    def offer(self, model: ModelName) -> Offer | None:
+        return next((offer for offer in self.offers if offer.model == model), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All nodes at one moment: what placement decides on."""
+
+    nodes: tuple[NodeView, ...] = ()
+
+    def readers(self) -> list[NodeView]:
+        """The nodes that read prompts as their task; decode nodes only where there are no others.
+        None that drains."""
+        up = [node for node in self.nodes if not node.draining]
+        return [node for node in up if node.role is not Role.DECODE] or up
+
+    def decoders(self) -> list[NodeView]:
+        return [n for n in self.nodes if not n.draining and n.role is not Role.PREFILL]
+
+
+class Work:
+    """What one node was sent and has not ended. Only `Charge` changes it."""
+
+    def __init__(self) -> None:
+        self.prefills = self.prefill_tokens = self.sequences = self.answer_tokens = 0
+        self.changes = 0
+
+    def charge(
+        self, *, prefill_tokens: int | None = None, answer_tokens: int | None = None
+    ) -> Charge:
+        """Count a prompt to read, a sequence to decode, or both; None is neither."""
+        return Charge(self, prefill_tokens, answer_tokens)
+
+
+class Charge:
+    """One attempt's share of a node's work; each part is given back exactly once."""
+
+    def __init__(self, work: Work, prefill_tokens: int | None, answer_tokens: int | None) -> None:
+        self._work = work
+        self._prefill, self._answer = prefill_tokens, answer_tokens
+        if prefill_tokens is not None:
+            work.prefills += 1
+            work.prefill_tokens += prefill_tokens
+        if answer_tokens is not None:
+            work.sequences += 1
+            work.answer_tokens += answer_tokens
+
+    @property
+    def changes(self) -> int:
+        """The node's count of changes now."""
+        return self._work.changes
+
+    def generated(self) -> None:
+        """A step gave this sequence a token."""
+        if self._answer:
+            self._answer -= 1
+            self._work.answer_tokens -= 1
+
+    def prompt_read(self) -> None:
+        if self._prefill is not None:
+            self._work.prefills -= 1
+            self._work.prefill_tokens -= self._prefill
+            self._work.changes += 1
+            self._prefill = None
+
+    def release(self) -> None:
+        self.prompt_read()
+        if self._answer is not None:
+            self._work.sequences -= 1
+            self._work.answer_tokens -= self._answer
+            self._work.changes += 1
+            self._answer = None
+
+
+class Member:
+    """A joined node."""
+
+    def __init__(self, session: NodeSession, role: Role, offers: tuple[Offer, ...]) -> None:
+        self.session = session
+        self.role = role
+        self.offers = offers
+        self.beat = pb.Heartbeat()
+        self.last_heard = 0.0
+        self.leaving = False
+        self.work = Work()
+
+    def view(self) -> NodeView:
+        join, beat, work = self.session.join, self.beat, self.work
+        first = join.models[0]
+        return NodeView(
+            name=self.session.name,
+            serial=self.session.serial,
+            role=self.role,
+            offers=self.offers,
+            max_sequences=max(1, join.max_sequences),
+            max_step_tokens=max(1, join.max_step_tokens),
+            prefill_tokens_per_s=_rate(beat.prefill_tokens_per_s, first.prefill_tokens_per_s),
+            decode_tokens_per_s=_rate(beat.decode_tokens_per_s, first.decode_tokens_per_s),
+            draining=self.leaving or beat.draining,
+            prefills=work.prefills,
+            prefill_tokens=work.prefill_tokens,
+            sequences=work.sequences,
+            answer_tokens=work.answer_tokens,
+            changes=work.changes,
+        )
+
+
+class Cluster:
+    """Membership of one region. `clock` gives monotonic seconds."""
+
+    def __init__(
+        self, region: Region, *, heartbeat_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._expected = {node.name: node for node in region.nodes}
+        self._region = region.name
+        self._patience_s = heartbeat_s * MISSED_HEARTBEATS
+        self._clock = clock
+        self._members: dict[NodeName, Member] = {}
+
+    def join(self, session: NodeSession) -> NodeSession | None:
+        """Take a node in; gives the session that it replaces. Raises InvalidRequest."""
+        join = session.join
+        expected = self._expected.get(join.name)
+        if expected is None:
+            raise InvalidRequest(f"region {self._region!r} has no node {join.name!r}")
+        if join.role != expected.role:
+            raise InvalidRequest(
+                f"node {join.name!r} came as {join.role!r}; the topology says {expected.role!r}"
+            )
+        offers = tuple(
+            Offer(ModelName(m.name), m.fingerprint, m.context, m.blocks) for m in join.models
+        )
+        if [offer.model for offer in offers] != [expected.model]:
+            raise InvalidRequest(f"node {join.name!r} must offer exactly {expected.model!r}")
+        replaced = self._members.get(session.name)
+        member = Member(session, expected.role, offers)
+        member.last_heard = self._clock()
+        self._members[session.name] = member
+        return replaced.session if replaced else None
+
+    def heard(self, session: NodeSession, beat: pb.Heartbeat | None = None) -> bool:
+        """Anything that a node says shows that it lives. False: it is no member any more."""
+        member = self._current(session)
+        if member is None:
+            return False
+        member.last_heard = self._clock()
+        if beat is not None:
+            member.beat = beat
+            member.work.changes += 1
+        return True
+
+    def leaving(self, session: NodeSession) -> None:
+        """The node closes on purpose: nothing new goes there."""
+        member = self._current(session)
+        if member is not None:
+            member.leaving = True
+
+    def remove(self, session: NodeSession) -> bool:
+        """False when the session was replaced or removed before."""
+        if self._current(session) is None:
+            return False
+        del self._members[session.name]
+        return True
+
+    def silent(self) -> list[NodeSession]:
+        """Sessions that have said nothing for three heartbeats."""
+        limit = self._clock() - self._patience_s
+        return [m.session for m in self._members.values() if m.last_heard < limit]
+
+    def find(self, name: NodeName) -> Member | None:
+        return self._members.get(name)
+
+    def members(self) -> Iterable[Member]:
+        return self._members.values()
+
+    def view(self) -> ClusterView:
+        return ClusterView(tuple(member.view() for member in self._members.values()))
+
+    def _current(self, session: NodeSession) -> Member | None:
+        member = self._members.get(session.name)
+        return member if member is not None and member.session is session else None
+
+
+def _rate(measured: float, offered: float) -> float:
+    return measured if measured > 0 else offered if offered > 0 else UNMEASURED_TOKENS_PER_S

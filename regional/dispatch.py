@@ -1,0 +1,197 @@
+"""The region's queue: requests wait here until there is a place for them.
+
+Lower priority numbers first, then by age; a request that is placed again keeps its age. A request
+that waits for a prefill node holds up only those behind it that need one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from core.errors import NoCapacity
+from core.types import BLOCK_TOKENS, NodeName
+from regional.cluster import Charge, Cluster, ClusterView
+from regional.kv_index import KvIndex
+from regional.placement import (
+    TYPICAL_ANSWER_TOKENS,
+    Ask,
+    Placement,
+    Scarce,
+    Wait,
+    place,
+    takes_prompt,
+)
+from regional.reading import Reading
+from regional.rpc import NodeSession
+
+LOOK_AHEAD = 32
+"""Waiting requests that are tried when something has become free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A node's part in one attempt; `charge` is released when the attempt is over."""
+
+    session: NodeSession
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """`reusable_tokens`: the most that any node of the region holds of this prompt."""
+
+    placement: Placement
+    prefill: Seat | None
+    decode: Seat
+    reusable_tokens: int
+
+    def release(self) -> None:
+        for seat in (self.prefill, self.decode):
+            if seat is not None:
+                seat.charge.release()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    order: tuple[int, int]
+    ask: Ask
+    reading: Reading
+    placed: asyncio.Future[Placed]
+
+
+class Dispatcher:
+    """Places requests on the cluster's nodes and counts their work there."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: KvIndex,
+        *,
+        limit: int,
+        split_min_tokens: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._index = index
+        self._limit = limit
+        self._split_min_tokens = split_min_tokens
+        self._changed = changed
+        self._line: list[_Waiting] = []
+        self._poked = False
+
+    @property
+    def queued(self) -> int:
+        return len(self._line)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of the waiting requests, as if nothing of them were cached."""
+        return sum(waiting.ask.prompt_tokens for waiting in self._line)
+
+    async def place(
+        self, ask: Ask, reading: Reading, *, age: int, priority: int, again: bool = False
+    ) -> Placed:
+        """Wait for a place. The caller releases it. Raises NoCapacity at once when the queue is
+        full (never for a request that is placed again), and what `placement.place` raises."""
+        future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting((priority, age), ask, reading, future)
+        bisect.insort(self._line, waiting, key=lambda one: one.order)
+        self._pump()
+        if not future.done() and not again and len(self._line) > self._limit:
+            self._line.remove(waiting)
+            delay = max(1.0, self.estimate_s(self._cluster.view()))
+            raise NoCapacity(f"{self._limit} requests are waiting already", retry_after_s=delay)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if waiting in self._line:
+                self._line.remove(waiting)
+                self.poke()  # those behind it may not need what it waited for
+            elif future.done() and not future.cancelled() and future.exception() is None:
+                future.result().release()
+                self.poke()
+            raise
+
+    def poke(self) -> None:
+        """Something may have become free: try again, once for all pokes of this loop turn."""
+        self._changed()
+        if not self._poked and self._line:
+            self._poked = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def estimate_s(self, view: ClusterView) -> float:
+        """How long a request that comes now would wait: for its turn to be read, or for a slot."""
+        readers, decoders = view.readers(), view.decoders()
+        rate = sum(node.prefill_tokens_per_s for node in readers) or 1.0
+        to_read = self.queued_tokens / rate
+        if all(not takes_prompt(node, 1) for node in readers):
+            backlogs = (node.prefill_tokens / node.prefill_tokens_per_s for node in readers)
+            to_read += min(backlogs, default=0.0)
+        if not decoders or any(node.sequences < node.max_sequences for node in decoders):
+            return to_read
+        slots_rate = sum(node.decode_tokens_per_s * node.max_sequences for node in decoders)
+        return max(to_read, (len(self._line) + 1) * TYPICAL_ANSWER_TOKENS / slots_rate)
+
+    def _pump(self) -> None:
+        self._poked = False
+        scarce: set[tuple[str, Scarce]] = set()
+        for waiting in self._line[:LOOK_AHEAD]:
+            model = waiting.ask.model
+            if waiting.placed.done() or (model, Scarce.DECODE) in scarce:
+                continue
+            try:
+                outcome = self._decide(waiting, prefill_scarce=(model, Scarce.PREFILL) in scarce)
+            except Exception as error:  # noqa: BLE001 - raised in the coroutine that waits for it
+                self._line.remove(waiting)
+                waiting.placed.set_exception(error)
+                continue
+            if isinstance(outcome, Wait):
+                scarce.add((model, outcome.scarce))
+            else:
+                self._line.remove(waiting)
+                waiting.placed.set_result(outcome)
+
+    def _decide(self, waiting: _Waiting, *, prefill_scarce: bool) -> Placed | Wait:
+        view = self._cluster.view()
+        overlaps = self._overlaps(view, waiting)
+        decision = place(view, overlaps, waiting.ask, split_min_tokens=self._split_min_tokens)
+        if isinstance(decision, Wait):
+            return decision
+        if decision.prefill is not None and prefill_scarce:
+            return Wait(Scarce.PREFILL)  # an older request waits for that node
+        return self._seat(decision, waiting, overlaps)
+
+    def _overlaps(self, view: ClusterView, waiting: _Waiting) -> Mapping[NodeName, int]:
+        return {
+            node.name: self._index.overlap(node.name, waiting.reading.hashes(offer.fingerprint))
+            for node in view.nodes
+            if (offer := node.offer(waiting.ask.model)) is not None
+        }
+
+    def _seat(
+        self, decision: Placement, waiting: _Waiting, overlaps: Mapping[NodeName, int]
+    ) -> Placed:
+        answer = min(waiting.ask.max_tokens or TYPICAL_ANSWER_TOKENS, TYPICAL_ANSWER_TOKENS)
+        prefill = None
+        if decision.prefill is not None:
+            prefill = self._charged(decision.prefill, prefill_tokens=decision.compute_tokens)
+        decode = self._charged(
+            decision.decode,
+            prefill_tokens=decision.compute_tokens if prefill is None else None,
+            answer_tokens=answer,
+        )
+        most = max(overlaps.values(), default=0) * BLOCK_TOKENS
+        self._changed()
+        return Placed(decision, prefill, decode, reusable_tokens=most)
+
+    def _charged(
+        self, name: NodeName, *, prefill_tokens: int | None, answer_tokens: int | None = None
+    ) -> Seat:
+        member = self._cluster.find(name)
+        if member is None:
+            raise LookupError(f"placed on {name!r}, which is not a member")
+        charge = member.work.charge(prefill_tokens=prefill_tokens, answer_tokens=answer_tokens)
+        return Seat(member.session, charge)

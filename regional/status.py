@@ -1,0 +1,160 @@
+"""What the router says about its region: built from its state, published to edges in frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from core.framing import encode_frame
+from core.status import ModelStatus, NodeStatus, RegionStatus
+from core.types import ModelName, RegionName, Role
+from regional.cluster import ClusterView, Member, NodeView
+
+MIN_INTERVAL_S = 0.1
+MAX_INTERVAL_S = 1.0
+
+
+def node_status(member: Member) -> NodeStatus:
+    """What the node last said of itself, and what the router has counted for it."""
+    view, join, beat = member.view(), member.session.join, member.beat
+    return NodeStatus(
+        name=view.name,
+        role=view.role,
+        model=view.offers[0].model,
+        pid=join.pid,
+        draining=view.draining,
+        running=beat.running,
+        waiting=beat.waiting,
+        blocks_used=beat.blocks_used,
+        blocks_cached=beat.blocks_cached,
+        blocks_total=view.offers[0].blocks,
+        prefill_backlog_tokens=view.prefill_tokens,
+        generated_tokens=beat.generated_tokens,
+        computed_prompt_tokens=beat.computed_prompt_tokens,
+        cached_prompt_tokens=beat.cached_prompt_tokens,
+        preemptions=beat.preemptions,
+        kv_bytes_sent=beat.kv_bytes_sent,
+        kv_bytes_received=beat.kv_bytes_received,
+    )
+
+
+def model_statuses(
+    view: ClusterView, models: Iterable[ModelName], context: Callable[[ModelName], int]
+) -> tuple[ModelStatus, ...]:
+    """The models that have a node which can answer."""
+    return tuple(
+        ModelStatus(
+            name=model,
+            context=context(model),
+            prefill_tokens_per_s=sum(
+                n.prefill_tokens_per_s for n in view.readers() if n.offer(model)
+            ),
+            decode_tokens_per_s=max(n.decode_tokens_per_s for n in able),
+        )
+        for model in models
+        if (able := [node for node in view.decoders() if node.offer(model)])
+    )
+
+
+def prefill_work_s(view: ClusterView) -> float:
+    """Seconds that the region's readers need for the prompts in flight."""
+    rate = sum(node.prefill_tokens_per_s for node in view.readers())
+    return sum(node.prefill_tokens for node in view.nodes) / rate if rate else 0.0
+
+
+def decode_work_s(view: ClusterView) -> float:
+    """Seconds until the answers in flight are written, were all slots of the region at work."""
+    rate = sum(node.decode_tokens_per_s * node.max_sequences for node in view.decoders())
+    return sum(node.answer_tokens for node in view.nodes) / rate if rate else 0.0
+
+
+def fullest_pool(members: Iterable[Member]) -> float:
+    """Share of blocks in use on the decode-capable node that has the fewest left."""
+    shares = (
+        member.beat.blocks_used / offer.blocks
+        for member in members
+        if member.role is not Role.PREFILL
+        for offer in member.offers
+        if offer.blocks
+    )
+    return max(shares, default=0.0)
+
+
+def can_answer(nodes: Iterable[NodeView], model: ModelName) -> bool:
+    return any(node.role is not Role.PREFILL and node.offer(model) for node in nodes)
+
+
+class Publisher:
+    """Turns "something changed" into frames: on change, at most ten a second, one at the least.
+
+    `build` gives a status without epoch and sequence of this publisher's, which are added here.
+    """
+
+    def __init__(self, build: Callable[[], RegionStatus]) -> None:
+        self._build = build
+        self._sequence = 0
+        self._frame = b""
+        self._changed = asyncio.Event()
+        self._published = asyncio.Condition()
+
+    def touch(self) -> None:
+        self._changed.set()
+
+    def snapshot(self) -> RegionStatus:
+        """The state now, under the number of the last frame."""
+        return msgspec.structs.replace(self._build(), sequence=self._sequence)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            self._changed.clear()
+            self._sequence += 1
+            self._frame = encode_frame(self.snapshot())
+            async with self._published:
+                self._published.notify_all()
+            await asyncio.sleep(MIN_INTERVAL_S)
+            try:
+                async with asyncio.timeout(MAX_INTERVAL_S - MIN_INTERVAL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def next_frame(self, seen: int) -> tuple[int, bytes]:
+        """The newest frame, once there is one after number `seen`; a slow reader skips some."""
+        async with self._published:
+            await self._published.wait_for(lambda: self._sequence > seen and self._frame != b"")
+        return self._sequence, self._frame
+
+
+def region_status(
+    *,
+    region: str,
+    epoch: str,
+    view: ClusterView,
+    members: Iterable[Member],
+    models: tuple[ModelStatus, ...],
+    queue_s: float,
+    queued: int,
+    active: int,
+    draining: bool,
+    release: str,
+) -> RegionStatus:
+    """All of it in one frame; `sequence` is the publisher's to set."""
+    known = tuple(members)
+    return RegionStatus(
+        region=RegionName(region),
+        epoch=epoch,
+        sequence=0,
+        models=models,
+        nodes=tuple(node_status(member) for member in known),
+        prefill_work_s=prefill_work_s(view),
+        decode_work_s=decode_work_s(view),
+        queue_s=queue_s,
+        queued=queued,
+        active=active,
+        kv_used=fullest_pool(known),
+        draining=draining,
+        release=release,
+    )
