@@ -1,0 +1,139 @@
+"""`python -m core.engine.rank`: one rank of a node, a process without asyncio.
+
+Its configuration is JSON in SKERRY_RANK; it speaks `messages` over the inherited socket and lives
+as long as the front holds the other end. Exit status: 0 the front closed or asked for it, 2 the
+configuration is unusable, 3 the model did not load, 4 the engine or the protocol failed; for all
+but 0 one line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from core import log
+from core.engine.engine import Engine
+from core.engine.link import Link
+from core.engine.messages import LoadFailed, Loading, RankConfig, Ready
+from core.engine.plan import LoadedModel, Runner
+from core.errors import ConfigError, SkerryError
+
+_log = logging.getLogger("skerry.rank")
+
+_PROGRESS_STEP = 0.01
+
+EXIT_CONFIG = 2
+EXIT_LOAD = 3
+EXIT_ENGINE = 4
+
+
+def main() -> int:
+    try:
+        config = msgspec.json.decode(os.environ.get("SKERRY_RANK", ""), type=RankConfig)
+        sock = socket.socket(fileno=config.socket_fd)
+    except (msgspec.MsgspecError, OSError) as error:
+        print(f"skerry rank: SKERRY_RANK does not describe a rank: {error}", file=sys.stderr)  # noqa: T201 — there is no log before there is a configuration
+        return EXIT_CONFIG
+    log.setup(f"rank/{config.node}.{config.rank}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front, which drains first
+    return serve(config, sock)
+
+
+def serve(config: RankConfig, sock: socket.socket) -> int:
+    """Load, report, run until the front goes; the exit status. Closes `sock`."""
+    link = Link(sock)
+    try:
+        runner = make_runner(config)
+        try:
+            loaded = _load(runner, link)
+            if loaded is None:
+                return EXIT_LOAD
+            return _run(config, link, runner, loaded)
+        finally:
+            runner.close()
+    except ConfigError as error:
+        return _load_failed(link, str(error))
+    except SkerryError as error:
+        _log.error("rank stopped: %s", error)
+        return EXIT_ENGINE
+    finally:
+        link.close()
+
+
+def make_runner(config: RankConfig) -> Runner:
+    """The runner that `config.engine` names. Raises ConfigError."""
+    if config.engine == "scripted":
+        from core.engine.scripted import ScriptedRunner  # each rank imports its own runner only
+
+        return ScriptedRunner(config)
+    if config.engine == "torch":
+        from core.engine.runner_torch import TorchRunner  # torch takes seconds to import
+
+        return TorchRunner(config)
+    raise ConfigError(f"engine {config.engine!r} is neither torch nor scripted")
+
+
+def _load(runner: Runner, link: Link) -> LoadedModel | None:
+    told: tuple[str, float] = ("", 0.0)
+
+    def progress(stage: str, fraction: float) -> None:
+        nonlocal told
+        if stage != told[0] or fraction - told[1] >= _PROGRESS_STEP or fraction >= 1:
+            told = (stage, fraction)
+            link.send(Loading(stage, fraction))
+
+    try:
+        return runner.load(progress)
+    except Exception as error:  # noqa: BLE001 — whatever stops a load is the operator's to know
+        known = isinstance(error, SkerryError)
+        _log.debug("load failed", exc_info=error)
+        _load_failed(link, str(error) if known else f"{type(error).__name__}: {error}")
+        return None
+
+
+def _load_failed(link: Link, message: str) -> int:
+    _log.error("the model did not load: %s", message)
+    link.send(LoadFailed(message))
+    return EXIT_LOAD
+
+
+def _run(config: RankConfig, link: Link, runner: Runner, loaded: LoadedModel) -> int:
+    engine = Engine(
+        loaded,
+        runner,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+    )
+    ready = Ready(
+        fingerprint=loaded.fingerprint,
+        context=engine.scheduler.context,
+        vocab_size=loaded.vocab_size,
+        geometry=loaded.geometry,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        prefill_tokens_per_s=loaded.prefill_tokens_per_s,
+        decode_tokens_per_s=loaded.decode_tokens_per_s,
+    )
+    link.send_with_descriptor(ready, loaded.memory_fd)
+    rehearsal = config.engine == "scripted"
+    busy = False
+    while not engine.stopping:
+        for command in link.receive(wait=not busy):
+            engine.handle(command)
+        if link.closed:
+            return 0
+        link.send(*engine.messages())  # refusals and reservations do not wait for a step
+        busy = engine.step()
+        link.send(*engine.messages())
+        if rehearsal and not busy:
+            engine.scheduler.roster.check_integrity()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""An engine and its front in one process: plays schedules and holds them to the solo text."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from core.engine.engine import Engine
+from core.engine.messages import (
+    Abort,
+    Begin,
+    Command,
+    Prefill,
+    RankConfig,
+    Release,
+    Reserve,
+    Reserved,
+    Run,
+    ScriptedConfig,
+    SequenceFailed,
+    SequenceSpec,
+    Stepped,
+)
+from core.engine.plan import (
+    LoadedModel,
+    Runner,
+    SequenceId,
+    StepHandle,
+    StepPlan,
+    StepResult,
+)
+from core.engine.scripted import ScriptedRunner, fill_blocks
+from core.kv.memory import attach
+from core.types import FinishReason
+
+END = 1
+BLOCK_BYTES = 256
+
+
+def rank_config(
+    *, blocks: int, context: int = 512, sequences: int = 8, step_tokens: int = 64,
+    repeat: bool = False, step_s: float = 0.0, block_bytes: int = BLOCK_BYTES,
+) -> RankConfig:  # fmt: skip
+    return RankConfig(
+        node="n",
+        socket_fd=-1,
+        engine="scripted",
+        source="nowhere",
+        context=context,
+        kv_blocks=blocks,
+        max_sequences=sequences,
+        max_step_tokens=step_tokens,
+        scripted=ScriptedConfig(end_id=END, repeat=repeat, step_s=step_s, block_bytes=block_bytes),
+    )
+
+
+def spec(
+    prompt: list[int] | range, *, max_tokens: int = 1000, outputs: tuple[int, ...] = (),
+    priority: int = 0, namespace: str = "", stop: frozenset[int] = frozenset({END}),
+) -> SequenceSpec:  # fmt: skip
+    return SequenceSpec(
+        token_ids=tuple(prompt),
+        output_ids=outputs,
+        max_tokens=max_tokens,
+        stop_ids=stop,
+        priority=priority,
+        namespace=namespace,
+    )
+
+
+def solo(
+    wanted: SequenceSpec, *, context: int, repeat: bool = False
+) -> tuple[list[int], FinishReason]:
+    """What the script says for this sequence, worked out without an engine."""
+    played = [one for one in wanted.token_ids if one != END]
+    out = list(wanted.output_ids)
+    while True:
+        if out and out[-1] in wanted.stop_ids:
+            return out[len(wanted.output_ids) :], FinishReason.STOP
+        if len(out) >= wanted.max_tokens or len(wanted.token_ids) + len(out) >= context:
+            return out[len(wanted.output_ids) :], FinishReason.LENGTH
+        at = len(out)
+        if at < len(played) or (repeat and played):
+            out.append(played[at % len(played)])
+        else:
+            out.append(END)
+
+
+class LateHandle:
+    def __init__(self, runner: Runner, plan: StepPlan) -> None:
+        self._runner = runner
+        self._plan = plan
+
+    def result(self) -> StepResult:
+        return self._runner.submit(self._plan).result()
+
+
+class LateRunner:
+    """Computes when the result is asked for, as a device does, and notes what it was asked."""
+
+    def __init__(self, inner: ScriptedRunner) -> None:
+        self._inner = inner
+        self.plans: deque[StepPlan] = deque(maxlen=10_000)
+
+    def load(self, progress: object) -> LoadedModel:
+        return self._inner.load(lambda stage, fraction: None)
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        self.plans.append(plan)
+        return LateHandle(self._inner, plan)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass
+class Watched:
+    """A sequence as its front sees it."""
+
+    spec: SequenceSpec
+    kind: Literal["run", "reserve", "prefill"]
+    stage: Literal["queued", "reserved", "held", "done", "failed", "aborted"] = "queued"
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    computed: int | None = None
+    reserved: Reserved | None = None
+    told: tuple[int, ...] = ()
+    """Blocks of a prefill, which stay the same from the first progress on."""
+    code: str = ""
+    message: str = ""
+    counted: int = 0
+    """Prompt tokens that plans computed before the first output, none of them twice."""
+    seen: int = 0
+    """Positions that were in place at some time."""
+
+
+class Front:
+    """Drives one engine; checks every message and all books after every step."""
+
+    def __init__(self, config: RankConfig, *, depth: int = 1) -> None:
+        self.config = config
+        self.runner = LateRunner(ScriptedRunner(config))
+        loaded = self.runner.load(None)
+        self.geometry = loaded.geometry
+        self.memory: mmap.mmap = attach(loaded.memory_fd, loaded.geometry.pool_bytes)
+        self.engine = Engine(
+            loaded,
+            self.runner,
+            max_sequences=config.max_sequences,
+            max_step_tokens=config.max_step_tokens,
+            depth=depth,
+        )
+        self.context = self.engine.scheduler.context
+        self.repeat = config.scripted is not None and config.scripted.repeat
+        self.all: dict[str, Watched] = {}
+        self.mirror: set[bytes] = set()
+        self.stats = self.engine.stats()
+        self.steps = 0
+
+    def close(self) -> None:
+        self.memory.close()
+        self.runner.close()
+
+    def send(self, command: Command) -> None:
+        self.engine.handle(command)
+        self.read()
+
+    def run(self, name: str, wanted: SequenceSpec) -> Watched:
+        self.all[name] = Watched(wanted, "run")
+        self.send(Run(SequenceId(name), wanted))
+        return self.all[name]
+
+    def reserve(self, name: str, wanted: SequenceSpec) -> Watched:
+        self.all[name] = Watched(wanted, "reserve")
+        self.send(Reserve(SequenceId(name), wanted))
+        return self.all[name]
+
+    def prefill(self, name: str, wanted: SequenceSpec) -> Watched:
+        self.all[name] = Watched(wanted, "prefill")
+        self.send(Prefill(SequenceId(name), wanted))
+        return self.all[name]
+
+    def begin(self, name: str, *, in_place: bool = True) -> None:
+        watched = self.all[name]
+        reserved = watched.reserved
+        assert reserved is not None
+        if in_place:
+            tokens = (*watched.spec.token_ids, *watched.spec.output_ids)[:-1]
+            content = fill_blocks(tokens, BLOCK_BYTES)
+            for index, block in reserved.fill[0].items():
+                self.write(block, content[index])
+            watched.seen = len(tokens)
+        watched.stage = "queued"
+        self.send(Begin(SequenceId(name), in_place))
+
+    def release(self, name: str) -> None:
+        self.all[name].stage = "done"
+        self.send(Release(SequenceId(name)))
+
+    def abort(self, name: str) -> None:
+        self.all[name].stage = "aborted"
+        self.send(Abort(SequenceId(name)))
+
+    def named(self, stage: str) -> list[str]:
+        return [name for name, watched in self.all.items() if watched.stage == stage]
+
+    def step(self) -> bool:
+        before = len(self.runner.plans)
+        busy = self.engine.step()
+        for plan in list(self.runner.plans)[before:]:
+            self._note(plan)
+        self.steps += busy
+        self.read()
+        self.engine.scheduler.roster.check_integrity()
+        return busy
+
+    def settle(self, *, at_most: int = 5000) -> None:
+        """Step until nothing can be computed."""
+        for _ in range(at_most):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {at_most} steps: {self.named('queued')}")
+
+    def finish_all(self) -> None:
+        """Serve everybody to the end and see that nothing is left behind."""
+        self.settle()  # of somebody who has left, a row may be in flight
+        while self.named("reserved") or self.named("held") or self.named("queued"):
+            self.settle()
+            waiting = [*self.named("reserved"), *self.named("held")]
+            assert waiting or not self.named("queued"), "the engine sleeps on waiting sequences"
+            for name in self.named("reserved"):
+                self.begin(name)
+            for name in self.named("held"):
+                self.release(name)
+        assert self.stats.running == self.stats.waiting == self.stats.blocks_used == 0
+        assert self.stats.prefill_backlog_tokens == 0
+        self.check_texts()
+
+    def check_texts(self) -> None:
+        for name, watched in self.all.items():
+            text, finish = solo(watched.spec, context=self.context, repeat=self.repeat)
+            if watched.kind == "prefill":
+                assert not watched.tokens
+            elif watched.stage == "done":
+                assert (watched.tokens, watched.finish) == (text, finish), name
+                assert watched.computed is not None
+            else:
+                assert watched.tokens == text[: len(watched.tokens)], name
+            if watched.stage == "failed":
+                assert watched.kind == "reserve"
+                assert watched.code == "no_capacity", f"{name}: {watched.message}"
+
+    def read(self) -> None:
+        """Take the engine's messages as a front would."""
+        stepped = 0
+        for message in self.engine.messages():
+            match message:
+                case Reserved(sequence=name):
+                    self.all[name].reserved = message
+                    self.all[name].stage = "reserved"
+                case SequenceFailed(name, code, text):
+                    assert self.all[name].stage in ("queued", "reserved")
+                    watched = self.all[name]
+                    watched.stage, watched.code, watched.message = "failed", code, text
+                case Stepped():
+                    stepped += 1
+                    self._stepped(message)
+        assert stepped <= 1
+
+    def read_block(self, block: int) -> bytes:
+        start, end = self.geometry.block_span(0, block)
+        return self.memory[start:end]
+
+    def write(self, block: int, content: bytes) -> None:
+        start, end = self.geometry.block_span(0, block)
+        self.memory[start:end] = content
+
+    def _stepped(self, message: Stepped) -> None:
+        self.stats = message.stats
+        for digest in message.evicted:
+            self.mirror.remove(digest)
+        for digest in message.stored:
+            assert digest not in self.mirror
+            self.mirror.add(digest)
+        cache = self.engine.scheduler.blocks.cache
+        assert self.mirror == {entry.digest for entry in cache.entries()}
+        for output in message.outputs:
+            watched = self.all[output.sequence]
+            assert watched.stage == "queued", f"{output.sequence} speaks while {watched.stage}"
+            if output.computed_tokens is not None:
+                assert not watched.tokens
+                assert output.computed_tokens == watched.counted
+                watched.computed = output.computed_tokens
+            watched.tokens.extend(output.token_ids)
+            if output.finish is not None:
+                watched.stage, watched.finish = "done", output.finish
+        for progress in message.progress:
+            watched = self.all[progress.sequence]
+            tokens = (*watched.spec.token_ids, *watched.spec.output_ids)[:-1]
+            assert progress.complete == (progress.ready_tokens == len(tokens))
+            watched.told = watched.told or progress.blocks[0]
+            assert progress.blocks[0] == watched.told, "a prefill's blocks changed"
+            if progress.complete:
+                assert progress.computed_tokens == watched.counted
+            content = fill_blocks(tokens[: progress.ready_tokens], BLOCK_BYTES)
+            for index in range(progress.ready_tokens // 16):
+                assert self.read_block(progress.blocks[0][index]) == content[index]
+            if progress.complete:
+                watched.stage = "held"
+
+    def _note(self, plan: StepPlan) -> None:
+        assert plan.tokens <= self.config.max_step_tokens
+        assert len(plan.rows) <= self.config.max_sequences
+        for row in plan.rows:
+            watched = self.all[row.sequence]
+            end = row.start + len(row.token_ids)
+            assert len(row.block_tables[0]) == -(-end // 16)
+            if not watched.tokens:
+                prompt = len(watched.spec.token_ids)
+                known = max(watched.seen, row.start)
+                watched.counted += max(0, min(end, prompt) - known)
+                watched.seen = max(watched.seen, end)
+
+
+Op = tuple[int, ...]
+"""(what, a, b, c, …): small numbers that mean something only in `play`."""
+
+
+def random_ops(dice: random.Random, count: int) -> list[Op]:
+    return [tuple(dice.randrange(1000) for _ in range(6)) for _ in range(count)]
+
+
+def play(front: Front, ops: list[Op]) -> None:
+    """Turn numbers into a schedule: arrivals with shared beginnings, hand-overs, aborts, steps."""
+    for number, (what, a, b, c, d, e) in enumerate(ops):
+        name = f"s{number}"
+        longest = front.context - 1
+        length = 1 + a % min(longest, 90)
+        family = b % 3
+        own = c % 20
+        prompt = [100 * family + 10 + i for i in range(length)]
+        prompt[max(0, length - own) :] = [1000 + 50 * number + i for i in range(min(own, length))]
+        wanted = spec(
+            prompt,
+            max_tokens=1 + d % 70,
+            priority=(0, 0, 0, 1)[e % 4],
+            namespace=("", "", "tenant")[e % 3],
+        )
+        kind = what % 12
+        if kind < 3:
+            front.run(name, wanted)
+        elif kind == 3:
+            front.reserve(name, wanted)
+        elif kind == 4:
+            front.prefill(name, wanted)
+        elif kind == 5 and front.named("reserved"):
+            waiting = front.named("reserved")
+            front.begin(waiting[a % len(waiting)], in_place=b % 4 > 0)
+        elif kind == 6 and front.named("held"):
+            held = front.named("held")
+            front.release(held[a % len(held)])
+        elif kind == 7:
+            alive = [*front.named("queued"), *front.named("reserved"), *front.named("held")]
+            if alive:
+                front.abort(alive[a % len(alive)])
+        else:
+            for _ in range(1 + a % 5):
+                front.step()
+    front.finish_all()
