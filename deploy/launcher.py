@@ -1,0 +1,239 @@
+"""A topology as real processes on this machine: one per edge, router and node.
+
+`run_world` is a context manager: inside it the world is up, after it nothing of it is left. All
+processes start at once; each is said to be up when it is, with its time and resident memory. One
+that ends while the world comes up is a failure with the last lines of its log; one that ends later
+is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import msgspec
+import psutil
+
+from core.config import Topology, World, load
+from core.errors import ConfigError
+from deploy import toml_write
+from deploy.ports import resolve
+from deploy.process import PAUSES, Pauses, Process, Spec, describe_exit
+from deploy.ready import Probe, edge_urls, router_urls
+from deploy.state import FOLDER, Say, StateFolder, claim, claim_any
+
+START_S = 120.0
+"""A world that is not ready after this has failed."""
+GRACE_S = 6.0
+"""From SIGTERM to SIGKILL."""
+POLL_S = 0.1
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class LaunchFailed(ConfigError):
+    """The world did not come up; the message tells who and shows the end of its log."""
+
+
+class LocalWorld:
+    """A running world. `world` holds the resolved topology and the state folder."""
+
+    def __init__(self, world: World, processes: Mapping[str, Process], logs: Path) -> None:
+        self.world = world
+        self.logs = logs
+        self.edges = edge_urls(world.topology)
+        self.routers = router_urls(world.topology)
+        self._processes = processes
+
+    def pid(self, name: str) -> int:
+        """The present process of an edge, region (its router) or node."""
+        return self._processes[name].pid
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self._processes[name].kill(number)
+
+    def resident_mb(self, name: str) -> int:
+        """Resident memory of a process and what it started (a node's ranks)."""
+        return resident_mb(self.pid(name))
+
+    def resident_mb_total(self) -> int:
+        return sum(self.resident_mb(name) for name in self._processes)
+
+
+@contextmanager
+def run_world(
+    topology: Path,
+    *,
+    say: Say,
+    state: Path | None = None,
+    root: Path = FOLDER,
+    restart: bool = True,
+    start_s: float = START_S,
+    pauses: Pauses = PAUSES,
+) -> Iterator[LocalWorld]:
+    """The world of a topology file, up and watched. Raises ConfigError, LaunchFailed.
+
+    `state` is a state folder of one's own; without it one under `root` is chosen by the world's
+    name. With `restart` False a process that ends stays down.
+    """
+    described = load(topology, state=state or root)
+    with ExitStack() as stack:
+        folder = stack.enter_context(
+            claim(state) if state else claim_any(root, _folder_name(described), say)
+        )
+        resolved = resolve(_self_contained(described))
+        for move in resolved.moves:
+            say(str(move))
+        path = folder.run / "topology.toml"
+        path.write_text(toml_write.dump(resolved.topology), encoding="utf-8")
+        world = load(path.resolve(), state=folder.path.resolve())
+        for which in ("region", "fleet"):
+            world.secret(which)  # made here once rather than by many processes at the same moment
+        processes = stack.enter_context(running(_specs(world, folder), say=say, pauses=pauses))
+        _wait_until_ready(world.topology, processes, say, start_s)
+        for process in processes.values():
+            process.revive = restart
+        local = LocalWorld(world, processes, folder.logs)
+        folder.record(local.edges, local.routers)
+        yield local
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does. For the main thread. SIGINT is set too: a
+    shell that starts a program with `&` has it ignored."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {n: signal.signal(n, interrupt) for n in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def resident_mb(pid: int) -> int:
+    total = 0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += one.memory_info().rss
+    return total // 1_000_000
+
+
+def _folder_name(world: World) -> str:
+    return re.sub(r"[^A-Za-z0-9-]+", "-", world.topology.name).strip("-") or "world"
+
+
+def _self_contained(world: World) -> Topology:
+    """The topology without paths that hang on the place of its file."""
+    models = {
+        name: msgspec.structs.replace(model, source=world.model_source(name))
+        for name, model in world.topology.models.items()
+    }
+    return msgspec.structs.replace(world.topology, models=models)
+
+
+def _specs(world: World, folder: StateFolder) -> list[Spec]:
+    base = ("--topology", str(world.path), "--state", str(world.state), "--name")
+    common = {"PYTHONUNBUFFERED": "1"}
+    topology = world.topology
+
+    def spec(name: str, kind: str, *command: str, **environment: str) -> Spec:
+        module, *words = command
+        return Spec(
+            name, kind, module, (*words, *base, name), common | environment,
+            folder.logs.resolve() / f"{name}.log",
+        )  # fmt: skip
+
+    routers = [spec(region.name, "router", "regional", "router") for region in topology.regions]
+    nodes = [
+        # Threads of one node must not spin while another computes on the same cores.
+        spec(node.name, "node", "regional", "node",
+             OMP_NUM_THREADS=str(node.threads), OMP_WAIT_POLICY="PASSIVE")
+        for region in topology.regions
+        for node in region.nodes
+    ]  # fmt: skip
+    edges = [spec(edge.name, "edge", "edge") for edge in topology.edges]
+    return [*routers, *nodes, *edges]
+
+
+@contextmanager
+def running(
+    specs: Sequence[Spec], *, say: Say, pauses: Pauses = PAUSES
+) -> Iterator[Mapping[str, Process]]:
+    """All of `specs`, started; ended on the way out, whatever the way."""
+    link, lifeline = os.pipe()
+    started: dict[str, Process] = {}
+    try:
+        for spec in specs:
+            started[spec.name] = Process(spec, link=link, say=say, pauses=pauses)
+        yield started
+    finally:
+        _end_all(list(started.values()))
+        os.close(link)
+        os.close(lifeline)
+
+
+def _end_all(processes: list[Process]) -> None:
+    """A second Ctrl-C ends the grace at once."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        try:
+            for process in processes:
+                process.ask_to_end()
+            for process in processes:
+                process.end(deadline)
+        except KeyboardInterrupt:
+            deadline = time.monotonic()
+        else:
+            return
+
+
+def _wait_until_ready(
+    topology: Topology, processes: Mapping[str, Process], say: Say, start_s: float
+) -> None:
+    started = time.monotonic()
+    with httpx.Client(trust_env=False) as client:
+        probe = Probe(client, topology)
+        while True:
+            for name in probe.poll():
+                process = processes[name]
+                spent = time.monotonic() - started
+                memory = resident_mb(process.pid)
+                say(f"  {spent:5.1f} s  {process.spec.kind:<6}  {name:<14} {memory:>5} MB")
+            for process in processes.values():
+                if process.exit_code is not None:
+                    raise LaunchFailed(_obituary(process))
+            if probe.ready():
+                return
+            if time.monotonic() - started > start_s:
+                late = probe.missing
+                who = ", ".join(late) or "a region's model"
+                raise LaunchFailed(
+                    f"not ready after {start_s:.0f} s: {who}"
+                    + "".join(f"\n{_log_end(processes[name])}" for name in late[:1])
+                )
+            time.sleep(POLL_S)
+
+
+def _obituary(process: Process) -> str:
+    code = process.exit_code if process.exit_code is not None else 0
+    return (
+        f"{process.spec.kind} {process.spec.name} ended while starting, {describe_exit(code)}"
+        + (f"\n{_log_end(process)}")
+    )
+
+
+def _log_end(process: Process) -> str:
+    lines = process.last_lines()
+    shown = "".join(f"    {line}\n" for line in lines) or "    (nothing)\n"
+    return f"  the end of {process.spec.log}:\n{shown}".rstrip()

@@ -1,0 +1,159 @@
+"""One supervised process: started, watched, started again with a growing pause, ended.
+
+Each runs in a process group of its own, so that Ctrl-C in a terminal reaches the launcher alone
+and so that whatever the process started ends with it. A thread waits for its end: nothing polls.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG_EXIT = 2
+"""Exit code of a process that refuses its configuration: starting it again cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to run. `kind` is edge, router or node."""
+
+    name: str
+    kind: str
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """How long to wait before a process is started again, in seconds: doubled with each early
+    end, from the first again once it has lived `settled_s`."""
+
+    first_s: float = 0.5
+    most_s: float = 15.0
+    settled_s: float = 30.0
+
+    def after(self, pause_s: float, lived_s: float) -> float:
+        """The pause after one of `pause_s` (0 at first) that a life of `lived_s` followed."""
+        if pause_s == 0.0 or lived_s >= self.settled_s:
+            return self.first_s
+        return min(pause_s * 2, self.most_s)
+
+
+PAUSES = Pauses()
+
+
+def describe_exit(code: int) -> str:
+    """`exit code 3`, `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+class Process:
+    """`link` is the pipe end that tells the child when the launcher is gone (deploy.child)."""
+
+    def __init__(
+        self, spec: Spec, *, link: int, say: Callable[[str], None], pauses: Pauses = PAUSES
+    ) -> None:
+        self.spec = spec
+        self.exit_code: int | None = None
+        """Set once the process has ended for good."""
+        self.revive = False
+        """Whether an end that nobody asked for is answered with a new start."""
+        self._link = link
+        self._say = say
+        self._pauses = pauses
+        self._stopping = threading.Event()
+        self._swap = threading.Lock()
+        self._popen = self._spawn("wb")
+        self._watcher = threading.Thread(target=self._watch, name=f"watch-{spec.name}")
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def last_lines(self, count: int = 8) -> list[str]:
+        with self.spec.log.open(encoding="utf-8", errors="replace") as log:
+            return [line.rstrip() for line in deque(log, maxlen=count)]
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the process itself, as an operator or the kernel would."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def ask_to_end(self) -> None:
+        self._stopping.set()
+        with self._swap:
+            self._popen.send_signal(signal.SIGTERM)  # does nothing once the process was waited for
+
+    def end(self, deadline: float) -> None:
+        """Wait until `deadline` (monotonic) for the end asked for, then take the group down."""
+        self._stopping.set()
+        self._watcher.join(max(0.0, deadline - time.monotonic()))
+        if self._watcher.is_alive():
+            self._kill_group()
+        self._watcher.join()
+
+    def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "deploy.child", str(self._link), self.spec.module]
+        environment = {**os.environ, **self.spec.environment}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+        )
+        with self.spec.log.open(mode) as log:
+            return subprocess.Popen(
+                [*command, *self.spec.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._link,),
+                start_new_session=True,
+                env=environment,
+            )
+
+    def _watch(self) -> None:
+        pause_s = 0.0
+        while True:
+            started = time.monotonic()
+            code = self._popen.wait()
+            self._kill_group()  # what the process started and left behind
+            if self._stopping.is_set() or not self.revive or code == CONFIG_EXIT:
+                self.exit_code = code
+                if self.revive and not self._stopping.is_set():
+                    self._say(f"{self.spec.name} refused to start: {self._reason()}")
+                return
+            pause_s = self._pauses.after(pause_s, time.monotonic() - started)
+            self._say(
+                f"{self.spec.name} ended ({describe_exit(code)}), starting again in {pause_s:.1f} s"
+            )
+            if self._stopping.wait(pause_s):
+                self.exit_code = code
+                return
+            with self._swap:
+                if self._stopping.is_set():
+                    self.exit_code = code
+                    return
+                self._popen = self._spawn("ab")
+
+    def _reason(self) -> str:
+        return (self.last_lines(1) or ["its log is empty"])[0]
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM for a group of none
+            os.killpg(self._popen.pid, signal.SIGKILL)

@@ -1,0 +1,122 @@
+"""The state folder of a world: `.skerry/WORLD/` with secrets, logs, the resolved topology.
+
+A lock says that a world runs on it. The lock belongs to the launcher's process: it is free again
+the moment that process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from core.errors import ConfigError
+
+FOLDER = Path(".skerry")
+BESIDE = 9
+"""Worlds of one name that may run beside each other."""
+
+Say = Callable[[str], None]
+
+
+class Current(msgspec.Struct, frozen=True):
+    """`current.json`: the world that runs on a state folder, for `skerry chat` and `status`."""
+
+    pid: int
+    edges: dict[str, str]
+    """URL of each edge by name."""
+    regions: dict[str, str]
+
+
+class StateFolder:
+    """A state folder that is ours for as long as `lock` is open."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.run = path / time.strftime("run-%Y%m%d-%H%M%S")
+        self._lock = lock
+        for old in path.glob("run-*"):
+            shutil.rmtree(old)
+        self.logs.mkdir(exist_ok=True)
+        self.run.mkdir()
+
+    def record(self, edges: Mapping[str, str], regions: Mapping[str, str]) -> None:
+        current = Current(pid=os.getpid(), edges=dict(edges), regions=dict(regions))
+        (self.path / "current.json").write_bytes(msgspec.json.encode(current))
+
+    def release(self) -> None:
+        (self.path / "current.json").unlink(missing_ok=True)
+        self._lock.close()
+
+
+@contextmanager
+def claim(folder: Path) -> Iterator[StateFolder]:
+    """Hold `folder`. Raises ConfigError when another world runs on it."""
+    state = _try_claim(folder)
+    if state is None:
+        raise ConfigError(
+            f"a world runs on {folder} (process {_holder(folder)}); stop it, or take another "
+            "folder with --state"
+        )
+    try:
+        yield state
+    finally:
+        state.release()
+
+
+@contextmanager
+def claim_any(root: Path, world: str, say: Say) -> Iterator[StateFolder]:
+    """Hold `root/world`, or `root/world-2`… when worlds of that name run already."""
+    for number in range(1, BESIDE + 1):
+        folder = root / (world if number == 1 else f"{world}-{number}")
+        state = _try_claim(folder)
+        if state is None:
+            continue
+        if number > 1:
+            say(f"another {world} runs already: this one keeps its state in {folder}")
+        try:
+            yield state
+        finally:
+            state.release()
+        return
+    raise ConfigError(f"{BESIDE} worlds named {world!r} run under {root}; stop one of them")
+
+
+def running(root: Path) -> Iterator[Current]:
+    """The worlds that run under `root` now, the oldest state folder first."""
+    for path in sorted(root.glob("*/current.json")):
+        try:
+            current = msgspec.json.decode(path.read_bytes(), type=Current)
+            os.kill(current.pid, 0)
+        except (OSError, msgspec.MsgspecError):  # ended, being written, or of another release
+            continue
+        yield current
+
+
+def _try_claim(folder: Path) -> StateFolder | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("a+", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be used as state folder: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return StateFolder(folder, lock)
+
+
+def _holder(folder: Path) -> str:
+    return (folder / "lock").read_text(encoding="ascii") or "unknown"

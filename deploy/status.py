@@ -1,0 +1,131 @@
+"""`skerry status` and the live line of `skerry up`: what edges and routers say of the world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+from rich.table import Table
+
+from core.status import NodeStatus, RegionStatus
+from deploy.client import AskFailed, unreachable
+from deploy.ready import router_view
+
+
+class RegionView(msgspec.Struct, frozen=True):
+    """A region as an edge knows it: how fresh that is, and what it said last, if anything."""
+
+    name: str
+    state: str = ""
+    status: RegionStatus | None = None
+
+
+class EdgeView(msgspec.Struct, frozen=True):
+    """The part of an edge's `/status` that is shown."""
+
+    edge: str = ""
+    regions: tuple[RegionView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sums over all nodes. `generated` counts since the nodes' starts."""
+
+    running: int
+    waiting: int
+    generated: int
+    blocks_used: int
+    blocks_total: int
+
+
+def load_of(nodes: Iterable[NodeStatus]) -> Load:
+    nodes = list(nodes)
+    return Load(
+        running=sum(node.running for node in nodes),
+        waiting=sum(node.waiting for node in nodes),
+        generated=sum(node.generated_tokens for node in nodes),
+        blocks_used=sum(node.blocks_used for node in nodes),
+        blocks_total=sum(node.blocks_total for node in nodes),
+    )
+
+
+class LiveLine:
+    """One line about the load now; tokens/s over the time since the last one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+
+    def text(self, load: Load, now: float) -> str:
+        rate = 0.0
+        if self._last is not None and now > self._last[0]:
+            # A node that was started again counts from 0: no negative rates.
+            rate = max(0, load.generated - self._last[1]) / (now - self._last[0])
+        self._last = (now, load.generated)
+        share = load.blocks_used / load.blocks_total if load.blocks_total else 0.0
+        return (
+            f"{load.running} running, {load.waiting} waiting, {rate:.0f} tokens/s, "
+            f"KV {share:.0%} in use"
+        )
+
+
+def world_load(client: httpx.Client, routers: Mapping[str, str]) -> Load:
+    views = (router_view(client, url) for url in routers.values())
+    return load_of(node for view in views if view for node in view.nodes)
+
+
+def edge_view(base: str) -> EdgeView:
+    """Raises AskFailed."""
+    try:
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            answer = client.get(f"{base.rstrip('/')}/status")
+            answer.raise_for_status()
+        return msgspec.json.decode(answer.content, type=EdgeView)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise AskFailed(unreachable(base, error)) from error
+    except msgspec.MsgspecError as error:
+        raise AskFailed(f"{base} is not a Skerry edge: {error}") from error
+
+
+def status_table(regions: Sequence[RegionView]) -> Table:
+    table = Table(header_style="bold")
+    for head in ("region", "node", "role", "model", "state"):
+        table.add_column(head, no_wrap=True)
+    for head in ("running", "waiting", "KV blocks", "made", "read", "cached"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for region in regions:
+        nodes = region.status.nodes if region.status else ()
+        for node in nodes:
+            table.add_row(
+                region.name,
+                node.name,
+                node.role,
+                node.model,
+                "draining" if node.draining else "up" if node.alive else "lost",
+                str(node.running),
+                str(node.waiting),
+                f"{node.blocks_used}/{node.blocks_total}",
+                str(node.generated_tokens),
+                str(node.computed_prompt_tokens),
+                str(node.cached_prompt_tokens),
+            )
+        if not nodes:
+            table.add_row(region.name, "–", "–", "–", f"{region.state}, no node")
+    return table
+
+
+def wait_and_draw(
+    client: httpx.Client, routers: Mapping[str, str], *, live: bool, period_s: float
+) -> None:
+    """Draw until interrupted; without a terminal a line is printed when it changes."""
+    line, last = LiveLine(), ""
+    while True:
+        text = line.text(world_load(client, routers), time.monotonic())
+        if live:
+            print(f"\r\x1b[K  {text}", end="", flush=True)
+        elif text != last:
+            print(f"  {text}", flush=True)
+        last = text
+        time.sleep(period_s)

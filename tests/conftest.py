@@ -1,0 +1,63 @@
+"""Fixtures that every part shares: free ports, state folders, an end to every started process."""
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+Spawn = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """An empty state folder."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder with a short path: Unix socket addresses have about 100 characters."""
+    with tempfile.TemporaryDirectory(prefix="sk-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """Start a program in a process group of its own; the group is killed when the test ends."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(command: Sequence[str], **options: object) -> subprocess.Popen[str]:
+        defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process: subprocess.Popen[str] = subprocess.Popen(
+            list(command),
+            start_new_session=True,
+            **{**defaults, **options},  # type: ignore[call-overload]  # options of Popen itself
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,52 @@
+"""Small programs that stand in for edges, routers and nodes: `python -m tests.deploy.stubs HOW …`.
+
+`live FILE`      write the pid to FILE, start a child that sleeps (its pid in FILE.child), wait for
+                 SIGTERM and end with 0, or for SIGUSR1, say `unknown key` and end with 2
+`stubborn FILE`  the same, but SIGTERM changes nothing
+`die CODE TEXT`  write TEXT and end with CODE
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+
+def publish(path: Path, pid: int) -> None:
+    """Whole or not at all: readers poll for the file."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(str(pid), encoding="ascii")
+    fresh.rename(path)
+
+
+def live(path: Path, *, stubborn: bool) -> int:
+    ended = threading.Event()
+    code = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal code
+        print("unknown key", flush=True)
+        code = 2
+        ended.set()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn else lambda *_: ended.set())
+    signal.signal(signal.SIGUSR1, refuse)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    publish(path.with_name(path.name + ".child"), child.pid)
+    publish(path, os.getpid())
+    ended.wait()
+    return code
+
+
+def main() -> int:
+    how, *rest = sys.argv[1:]
+    if how in ("live", "stubborn"):
+        return live(Path(rest[0]), stubborn=how == "stubborn")
+    print(rest[1], flush=True)
+    return int(rest[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""`skerry` from outside: quick help on every command, errors in one line with exit code 2."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("doctor", "up", "edge", "router", "node", "chat", "status", "config", "config check")
+
+
+def skerry(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from deploy.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = skerry(*command.split(), "--help")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) > 3
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['skerry', '--help']\n"
+        "from deploy.cli import app\n"
+        "try: app()\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert time.monotonic() - started < 2.0  # 0.1 s on a quiet machine
+    loaded = set(done.stdout.split())
+    assert loaded.isdisjoint({"httpx", "msgspec", "rich.console", "psutil", "asyncio", "torch"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "--topology", "nowhere"], r"nowhere: no such file.*there are: .*two-regions"),
+        (["chat", "hi", "--edge", "http://127.0.0.1:9"], r"nothing answers at .*make up"),
+        (["chat", "hi", "--edge", "foo"], r"'foo' is not a URL like"),
+        (["status", "--edge", "http://127.0.0.1:9"], r"nothing answers at"),
+        (["config", "check", "nowhere.toml"], r"nowhere\.toml: cannot be read"),
+        (["doctor", "--topology", "nowhere"], r"no such file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(arguments: list[str], words: str) -> None:
+    done = skerry(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(words, done.stderr)
+
+
+def test_config_check_names_the_line_and_the_nearest_key(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    shipped = (ROOT / "deploy" / "topologies" / "local.toml").read_text(encoding="utf-8")
+    path.write_text(shipped.replace("threads", "treads"), encoding="utf-8")
+    done = skerry("config", "check", str(path))
+    assert done.returncode == 2
+    assert "treads" in done.stderr
+    assert "threads" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["local", "two-regions"])
+def test_config_check_accepts_the_shipped_topologies(name: str) -> None:
+    done = skerry("config", "check", f"deploy/topologies/{name}.toml")
+    assert done.returncode == 0
+    assert "ok." in done.stdout
+
+
+def test_a_process_command_passes_exit_code_and_words_on(tmp_path: Path) -> None:
+    topology = str(ROOT / "deploy" / "topologies" / "local.toml")
+    done = skerry("router", "--topology", topology, "--state", str(tmp_path), "--name", "mars")
+    assert done.returncode == 2
+    assert "mars" in done.stderr
+
+
+def test_up_says_what_a_broken_topology_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text("version = 1\n")
+    done = skerry("up", "--topology", str(path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
