@@ -1,0 +1,143 @@
+"""Stored weights: bytes with an encoding, and their numbers.
+
+Encodings are those of GGUF files. A row is a whole number of blocks, so rows can be reordered
+and split without decoding; block layouts are given at each function (little endian, d and m fp16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class Encoding(StrEnum):
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    Q8_0 = "Q8_0"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    Q6_K = "Q6_K"
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """(values, bytes) of one block."""
+        return _BLOCKS[self]
+
+
+_BLOCKS = {
+    Encoding.F32: (1, 4),
+    Encoding.F16: (1, 2),
+    Encoding.BF16: (1, 2),
+    Encoding.Q8_0: (32, 34),
+    Encoding.Q4_0: (32, 18),
+    Encoding.Q4_1: (32, 20),
+    Encoding.Q6_K: (256, 210),
+}
+_PLAIN = {
+    Encoding.F32: torch.float32,
+    Encoding.F16: torch.float16,
+    Encoding.BF16: torch.bfloat16,
+}
+_TILE = 1 << 18
+"""Values decoded at a time: intermediate results stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """`data` [rows, bytes of a row] uint8; a vector is one row. May be a view of a mapped file:
+    do not write to it, and do not keep it after its source is closed."""
+
+    encoding: Encoding
+    shape: tuple[int, ...]
+    data: Tensor
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    def grouped_heads(self, heads: int) -> StoredTensor:
+        """Undo GGUF's pair order of q or k rows: within each of `heads` heads, stored row
+        2·i + j is row i + j · (head size / 2)."""
+        rows = self.data.shape[0]
+        data = self.data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(rows, -1)
+        return StoredTensor(self.encoding, self.shape, data)
+
+    def decode(self, out: Tensor) -> None:
+        """Write the numbers into `out`, of the same shape, rounded once to its dtype."""
+        out = out.view(self.data.shape[0], self.columns)
+        plain = _PLAIN.get(self.encoding)
+        if plain is not None:
+            out.copy_(self.data.contiguous().view(plain))
+            return
+        step = max(1, _TILE // self.columns)
+        block_bytes = self.encoding.block[1]
+        decode = _DECODERS[self.encoding]
+        for first in range(0, out.shape[0], step):
+            part = out[first : first + step]
+            blocks = self.data[first : first + step].reshape(-1, block_bytes)
+            part.copy_(decode(blocks).view(part.shape))
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """A new tensor of the stored numbers."""
+        out = torch.empty(self.shape, dtype=dtype)
+        self.decode(out)
+        return out
+
+
+def _halves(blocks: Tensor, start: int, count: int) -> Tensor:
+    """fp16 numbers at byte `start` of each block, as fp32 [blocks, count]."""
+    return blocks[:, start : start + 2 * count].contiguous().view(torch.float16).float()
+
+
+def _split(packed: Tensor) -> Tensor:
+    """16 bytes → 32 nibbles: first all low halves, then all high ones."""
+    out = torch.empty((packed.shape[0], 2, 16), dtype=torch.uint8)
+    torch.bitwise_and(packed, 15, out=out[:, 0])
+    torch.bitwise_right_shift(packed, 4, out=out[:, 1])
+    return out.view(-1, 32)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    """d, 32 × int8: d · q."""
+    return blocks[:, 2:].view(torch.int8).float().mul_(_halves(blocks, 0, 1))
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    """d, 16 bytes: d · (q − 8)."""
+    return _split(blocks[:, 2:]).float().sub_(8).mul_(_halves(blocks, 0, 1))
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    """d, m, 16 bytes: d · q + m."""
+    grid = _halves(blocks, 0, 2)
+    return _split(blocks[:, 4:]).float().mul_(grid[:, :1]).add_(grid[:, 1:])
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """128 bytes of low nibbles, 64 of high bit pairs, 16 × int8 scale, d: d · scale · (q − 32).
+
+    In each half of 128 values, value 32·j + l has its low bits in byte 32·(j mod 2) + l, the high
+    nibble for j ≥ 2, and its high bits in byte l at bit 2·j. A scale covers 16 values.
+    """
+    count = blocks.shape[0]
+    low = blocks[:, :128].reshape(count, 2, 2, 32)
+    low = torch.stack((low & 15, low >> 4), 2).view(count, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(count, 2, 1, 32)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
+    values = (low | (((high >> shifts) & 3) << 4)).view(count, 16, 16).float().sub_(32)
+    scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
+    grid = scales * _halves(blocks, 208, 1)
+    return values.mul_(grid.unsqueeze(-1)).view(count, 256)
+
+
+_DECODERS: dict[Encoding, Callable[[Tensor], Tensor]] = {
+    Encoding.Q8_0: _q8_0,
+    Encoding.Q4_0: _q4_0,
+    Encoding.Q4_1: _q4_1,
+    Encoding.Q6_K: _q6_k,
+}
