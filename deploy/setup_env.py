@@ -87,8 +87,9 @@ def read_offer(report: str) -> TorchOffer:
 
 def fingerprint(root: Path) -> str:
     digest = hashlib.sha256(str(root).encode())
-    for name in ("pyproject.toml", "constraints.txt"):
-        digest.update((root / name).read_bytes())
+    native = sorted((root / "kernels" / "cpu").glob("*.[ch]*"))
+    for path in (root / "pyproject.toml", root / "constraints.txt", *native):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -126,8 +127,15 @@ class Installer:
         size = NODE_MB + (TEST_MB if "test" in extras else 0)
         ours = self._pip("--no-build-isolation", "-e", f".[{','.join(extras)}]")
         self._step(f"Skerry with its libraries ({size} MB)", ours)
+        self.compile_kernels()
         stamp = {"fingerprint": fingerprint(self._root), "extras": list(extras)}
         (self._venv / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+
+    def compile_kernels(self) -> None:
+        """Everything also works without them, so that a failure is told and no more."""
+        tail = self._run("native kernels", [self._python, "-m", "kernels.cpu.build"])
+        if tail is not None:
+            print(f"    {tail[-1] if tail else 'no reason given'}: PyTorch computes, more slowly")
 
     def _make_venv(self) -> None:
         """A `.venv` whose interpreter still runs is kept: pip then adds only what is missing."""
@@ -170,8 +178,11 @@ class Installer:
         command = [self._python, *arguments]
         return subprocess.run(command, capture_output=True, env=_environment()).returncode == 0
 
+    def _run(self, what: str, command: list[str]) -> list[str] | None:
+        return self._progress.run(what, command, env=_environment(), cwd=self._root)
+
     def _step(self, what: str, command: list[str]) -> None:
-        tail = self._progress.run(what, command, env=_environment(), cwd=self._root)
+        tail = self._run(what, command)
         if tail is not None:
             raise SetupFailed(
                 f"{what} failed. The end of its output:\n"

@@ -141,17 +141,25 @@ class TextRenderer(_Renderer):
 
     def stream(self, events: Iterable[Shown]) -> bytes:
         parts: list[bytes] = []
+        last: Delta | None = None  # told with the reason when its choice ends in the same step
         for event in events:
+            if last is not None and not _ends(event, last):
+                parts.append(self._piece(last.choice, last.text, None))
+                last = None
             if isinstance(event, Delta):
-                if event.text:
-                    choice = TextChoice(index=event.choice, text=event.text)
-                    parts.append(_event(self._answer([choice], self._no_usage)))
+                last = event if event.text else None
             elif isinstance(event, Finish):
-                choice = TextChoice(index=event.choice, text="", finish_reason=event.reason)
-                parts.append(_event(self._answer([choice], self._no_usage)))
+                parts.append(self._piece(event.choice, last.text if last else "", event.reason))
+                last = None
             elif self._include_usage:
                 parts.append(_event(self._answer([], _usage(event.usage))))
+        if last is not None:
+            parts.append(self._piece(last.choice, last.text, None))
         return b"".join(parts)
+
+    def _piece(self, index: int, text: str, reason: FinishReason | None) -> bytes:
+        choice = TextChoice(index=index, text=text, finish_reason=reason)
+        return _event(self._answer([choice], self._no_usage))
 
     def whole(self, usage: Usage) -> bytes:
         choice = TextChoice(index=0, text="".join(self._texts), finish_reason=self._reason)
@@ -161,6 +169,10 @@ class TextRenderer(_Renderer):
         return TextAnswer(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
+
+
+def _ends(event: Shown, delta: Delta) -> bool:
+    return isinstance(event, Finish) and event.choice == delta.choice
 
 
 def error_body(error: RequestError) -> bytes:

@@ -31,6 +31,8 @@ def project(tmp_path: Path) -> Path:
     (root / VENV / "bin" / "python").symlink_to(sys.executable)
     (root / "pyproject.toml").write_text("[project]\n")
     (root / "constraints.txt").write_text("torch==2.13.0\n")
+    (root / "kernels" / "cpu").mkdir(parents=True)
+    (root / "kernels" / "cpu" / "sum.cpp").write_text("int sum;\n")
     stamp(root, "node", "test")
     return root
 
@@ -51,7 +53,7 @@ def test_env_without_the_asked_extra_is_not_complete(project: Path) -> None:
     assert not is_complete(project, ["node", "test"])
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "kernels/cpu/sum.cpp"])
 def test_changed_project_file_makes_env_incomplete(project: Path, name: str) -> None:
     (project / name).write_text("# another\n")
     assert not is_complete(project, ["node"])
@@ -115,6 +117,22 @@ def test_read_offer_of_a_local_wheel_knows_its_size(tmp_path: Path) -> None:
 def test_read_offer_sees_a_cuda_build_by_what_it_requires() -> None:
     offer = read_offer(report("https://index/torch.whl", "nvidia-cudnn-cu13==9; x"))
     assert (offer.cuda, offer.size_mb) == (True, None)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_kernels_that_do_not_compile_are_told_and_stop_nothing(
+    project: Path, works: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "kernels" / "cpu" / "build.py").write_text(
+        f"print('native kernels: no C++ compiler was found')\nraise SystemExit({int(not works)})\n"
+    )
+    for package in ("kernels", "kernels/cpu"):
+        (project / package / "__init__.py").touch()
+    out = io.StringIO()
+    Installer(project, Progress(out)).compile_kernels()
+    told = "PyTorch computes, more slowly" in capsys.readouterr().out
+    assert told is not works
+    assert ("failed" in out.getvalue()) is not works
 
 
 def test_failed_step_shows_the_end_of_the_output_and_what_to_do(project: Path) -> None:
