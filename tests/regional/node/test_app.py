@@ -210,7 +210,7 @@ def test_a_stop_signal_lets_answers_finish(tmp_path: Path, number: signal.Signal
             assert desk.of("leaving")
             assert not rank.is_running()
 
-    in_world(test, tmp_path, scripted="scripted = { step_ms = 5.0 }")
+    in_world(test, tmp_path, scripted="scripted = { step_ms = 25.0 }")
 
 
 def test_a_second_stop_signal_does_not_wait(tmp_path: Path) -> None:
