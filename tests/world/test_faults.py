@@ -1,13 +1,12 @@
 """What a client sees when a part of the world dies, and that nothing is left held."""
 
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from deploy.launcher import LocalWorld
+from tests.world.faults import alive, blocks_used, forgotten, until
 from tests.world.scripted import (
     Answer,
     ask,
@@ -19,34 +18,6 @@ from tests.world.scripted import (
 )
 
 pytestmark = pytest.mark.world
-
-PATIENCE_S = 20.0
-
-
-def until(what: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
-    """Whether `what` comes true in time; asked again and again, as a monitor would."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if what():
-                return True
-        except httpx.TransportError:
-            pass  # the process that is asked may be the one that is down
-        time.sleep(0.05)
-    return False
-
-
-def blocks_used(world: LocalWorld, region: str) -> int:
-    return sum(node.get("blocks_used", 0) for node in region_status(world, region)["nodes"])
-
-
-def forgotten(world: LocalWorld, region: str) -> bool:
-    return blocks_used(world, region) == 0 and region_status(world, region).get("active", 0) == 0
-
-
-def alive(world: LocalWorld, region: str) -> bool:
-    url = f"{world.routers[region]}/readyz"
-    return len(region_status(world, region)["nodes"]) == 2 and httpx.get(url).status_code == 200
 
 
 def home_of(world: LocalWorld, name: str) -> tuple[str, str]:

@@ -1,0 +1,42 @@
+"""What the fault tests ask of a world's state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+
+from deploy.launcher import LocalWorld
+from tests.world.scripted import region_status
+
+PATIENCE_S = 20.0
+
+
+def until(what: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+    """Whether `what` comes true in time; asked again and again, as a monitor would."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if what():
+                return True
+        except httpx.TransportError:
+            pass  # the process that is asked may be the one that is down
+        time.sleep(0.05)
+    return False
+
+
+def blocks_used(world: LocalWorld, region: str) -> int:
+    return sum(node.get("blocks_used", 0) for node in region_status(world, region)["nodes"])
+
+
+def forgotten(world: LocalWorld, region: str) -> bool:
+    """Whether the region holds nothing of any request."""
+    return blocks_used(world, region) == 0 and region_status(world, region).get("active", 0) == 0
+
+
+def alive(world: LocalWorld, region: str) -> bool:
+    """Whether both nodes of the region serve."""
+    url = f"{world.routers[region]}/readyz"
+    ready = httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    return ready and len(region_status(world, region)["nodes"]) == 2

@@ -1,0 +1,112 @@
+"""The bundled model in the default world: the same faults once more, with real weights."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+import deploy
+from deploy.launcher import LocalWorld, run_world
+from deploy.process import Pauses
+from tests.world.faults import alive, forgotten, until
+from tests.world.scripted import Answer, ask, lines_of, streaming, take
+
+pytestmark = [pytest.mark.world, pytest.mark.model]
+
+TOPOLOGIES = Path(deploy.__file__).parent / "topologies"
+CHAT = "/v1/chat/completions"
+HANDBOOK = " ".join(
+    f"Rule {number}: a boat of the harbour carries at most {number} passengers and a cook."
+    for number in range(60)
+)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
+    state = tmp_path_factory.mktemp("real") / "state"
+    pauses = Pauses(0.1, 0.5, 5.0)
+    said: list[str] = []
+    topology = TOPOLOGIES / "two-regions.toml"
+    with run_world(topology, say=said.append, state=state, pauses=pauses) as world:
+        yield world
+
+
+def chat(question: str, **more: object) -> dict[str, object]:
+    """A streamed question about the handbook."""
+    turns = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question}]
+    return {
+        "model": "smollm2", "messages": turns, "stream": True, "temperature": 0,
+        "max_tokens": 40, "stream_options": {"include_usage": True}, **more,
+    }  # fmt: skip
+
+
+def test_the_same_words_come_cold_split_cached_and_after_faults(real: LocalWorld) -> None:
+    question = "How many passengers does a boat carry under rule 7?"
+    cold = ask(real.edges["nyc"], chat(question), CHAT)
+    assert cold.done, cold.error
+    region = cold.headers["x-skerry-region"]
+    assert cold.facts["prefill"] == f"{region}-prefill-1"
+    assert cold.facts["kv_bytes"] > 0
+
+    cached = ask(real.edges["ams"], chat(question), CHAT)
+    assert cached.headers["x-skerry-region"] == region
+    assert cached.usage is not None
+    tokens = cached.usage["prompt_tokens"]
+    assert cached.usage["prompt_tokens_details"]["cached_tokens"] >= tokens - 16
+    assert cached.text == cold.text
+
+    broken = _stream_and_kill(real, f"{region}-decode-1", chat(question, max_tokens=400))
+    assert (broken.done, broken.finish) == (False, None)
+    assert broken.error is not None
+    assert broken.error["code"] == "node_lost"
+    assert until(lambda: alive(real, region))
+
+    real.kill(f"{region}-prefill-1", signal.SIGSTOP)  # frozen, not gone: nobody closes its sockets
+    try:
+        frozen = ask(real.edges["nyc"], chat(question), CHAT)
+    finally:
+        real.kill(f"{region}-prefill-1", signal.SIGCONT)
+    assert frozen.done, frozen.error
+    assert frozen.text == cold.text
+    assert until(lambda: alive(real, region))
+    assert until(lambda: forgotten(real, region), 2.0)
+
+
+def test_a_client_that_leaves_frees_every_block(real: LocalWorld) -> None:
+    body = chat("Tell a long story about the cook.", max_tokens=500)
+    with streaming(real.edges["ams"], body, CHAT) as response:
+        region = response.headers["x-skerry-region"]
+        next(lines_of(response))
+    assert until(lambda: forgotten(real, region), 2.0)
+
+
+def test_four_at_once_answer_as_one_alone(real: LocalWorld) -> None:
+    """Batched = one by one, with real weights through the whole path."""
+    questions = [f"Which rule speaks of {number} passengers?" for number in (3, 9, 27, 54)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda q: ask(real.edges["nyc"], chat(q), CHAT).text, questions))
+    alone = [ask(real.edges["nyc"], chat(q), CHAT).text for q in questions]
+    assert together == alone
+
+
+def _stream_and_kill(world: LocalWorld, node: str, body: dict[str, object]) -> Answer:
+    killed = False
+    with streaming(world.edges["nyc"], body, CHAT) as response:
+        answer = Answer(response.status_code, response.headers)
+        for line in lines_of(response):
+            take(answer, line)
+            if not killed and answer.text:
+                world.kill(node)
+                killed = True
+    return answer
+
+
+def test_metrics_tell_of_the_work(real: LocalWorld) -> None:
+    page = httpx.get(real.edges["nyc"] + "/metrics", trust_env=False).text
+    generated = [line for line in page.splitlines() if line.startswith("skerry_generated_tokens")]
+    assert sum(float(line.split()[-1]) for line in generated) > 0
