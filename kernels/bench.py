@@ -1,7 +1,7 @@
-"""Kernels against what the machine can do, run by hand: `python -m kernels.bench`.
+"""CPU kernels against what the machine can do, run by hand: `python -m kernels.bench`.
 
-Prints, for reference and native code: decode attention in GB/s of KV read beside the rate of a
-plain copy, and products with a weight in GB/s of weight read, for the sizes of a small model.
+Prints the rates of memory and of the product instruction, then products with stored weights in
+GFLOP/s and GB/s of weight, and attention in GB/s of KV read, for the sizes of a small model.
 """
 
 from __future__ import annotations
@@ -10,14 +10,29 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from kernels.linear import Dense
+from kernels.cpu.native import NativeOps
 from kernels.ops import Ops, TorchOps, select
 from kernels.paged_attention import PagedRows
 
 HEADS, KV_HEADS, DIM, BLOCK, LAYERS = 9, 3, 64, 16, 30
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Stored weights of equal bytes."""
+
+    encoding: str
+    data: Tensor
+    columns: int
+    pairs: int = 0
+
+    def decode(self, out: Tensor) -> None:
+        out.fill_(0.5)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,57 +40,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    contestants = {"reference": TorchOps(), "chosen": select("cpu", threads=options.threads)}
-    source = torch.ones(1 << 26, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    seconds = best(lambda: target.copy_(source))
-    say(f"copy of 64 MiB: {source.nbytes / seconds / 1e9:.1f} GB/s read")
+    chosen = select("cpu", torch.bfloat16, threads=options.threads)
+    source = torch.ones(1 << 28, dtype=torch.uint8)
+    seconds = best(lambda: source.view(torch.int64).sum())
+    say(f"reading 256 MiB: {source.nbytes / seconds / 1e9:.1f} GB/s, {options.threads} threads")
+    if isinstance(chosen, NativeOps):
+        peak = chosen.library.skerry_peak() / 1e9
+        say(f"product instruction: {peak:.0f} G/s a core; in two parts of 8 bits {peak / 2:.0f}")
     with torch.inference_mode():
-        for context in (128, 1500, 6000):
-            for name, ops in contestants.items():
-                attention(name, ops, context)
-        for out, columns in ((960, 576), (3072, 576), (576, 1536), (49152, 576)):
-            for rows in (1, 8, 32):
-                for name, ops in contestants.items():
-                    product(name, ops, out, columns, rows)
+        sizes = ((960, 576, "Q4_1"), (3072, 576, "Q4_1"), (576, 1536, "Q4_1"), (49152, 576, "Q8_0"))
+        for out, columns, encoding in sizes:
+            for rows in (1, 8, 32, 128):
+                for name, ops in (("reference", TorchOps(torch.bfloat16)), ("chosen", chosen)):
+                    product(name, ops, out, columns, encoding, rows)
+        if isinstance(chosen, NativeOps):
+            for new, context in ((1, 128), (1, 1500), (1, 6000), (512, 1024)):
+                attention(chosen, new, context)
     return 0
 
 
-def attention(name: str, ops: Ops, context: int) -> None:
-    """One token of one sequence, through all layers of a pool that does not fit the cache."""
+def attention(ops: NativeOps, new: int, context: int) -> None:
+    """The last `new` tokens of one sequence, in a pool that does not fit the cache."""
     blocks = -(-context // BLOCK)
     pool = torch.randn(blocks, LAYERS, 2, KV_HEADS, BLOCK, DIM).to(torch.bfloat16)
     kv = pool.unbind(1)
+    table = torch.randperm(blocks, dtype=torch.int32)[None]
+    positions = torch.arange(context - new, context)
     rows = PagedRows(
-        starts=(context - 1,),
-        lengths=(1,),
-        decode=1,
-        tables=torch.randperm(blocks, dtype=torch.int32)[None],
-        slots=torch.tensor([context - 1]),
-        spans=torch.tensor([[0, 1, context - 1]], dtype=torch.int32),
+        starts=(context - new,),
+        lengths=(new,),
+        decode=int(new == 1),
+        tables=table,
+        slots=table[0].long()[positions // BLOCK] * BLOCK + positions % BLOCK,
+        spans=torch.tensor([[0, new, context - new]], dtype=torch.int32),
     )
-    qkv = torch.randn(1, HEADS + 2 * KV_HEADS, DIM).to(torch.bfloat16)
-    cos, sin = torch.ones(1, DIM // 2), torch.zeros(1, DIM // 2)
+    qkv = torch.randn(new, HEADS + 2 * KV_HEADS, DIM)
+    frequencies = torch.ones(DIM // 2)
 
     def step() -> None:
         for layer in kv:
-            ops.attention(qkv, layer, rows, cos, sin, 0.125)
+            ops.attention(qkv, layer, rows, positions, frequencies)
 
     seconds = best(step)
+    seen = context - (new - 1) / 2
     say(
-        f"attention {name:9} context {context:5}: {seconds / LAYERS * 1e6:7.0f} µs a layer, "
-        f"{pool.nbytes / seconds / 1e9:5.1f} GB/s"
+        f"attention {new:3} tokens at {context:5}: {seconds / LAYERS * 1e6:7.0f} µs a layer, "
+        f"{pool.nbytes / seconds / 1e9:5.1f} GB/s of KV, "
+        f"{4 * new * seen * HEADS * DIM * LAYERS / seconds / 1e9:5.0f} GFLOP/s"
     )
 
 
-def product(name: str, ops: Ops, out: int, columns: int, rows: int) -> None:
-    copies = max(2, (40 << 20) // (out * columns))  # more than the cache holds
-    layers = []
-    for _ in range(copies):
-        dense = Dense(torch.randn(out, columns).to(torch.bfloat16))
-        stored = torch.full((out, columns // 32 * 20), 17, dtype=torch.uint8)
-        layers.append(ops.quantised(dense, "Q4_1", stored))
-    x = torch.randn(rows, columns).to(torch.bfloat16)
+def product(name: str, ops: Ops, out: int, columns: int, encoding: str, rows: int) -> None:
+    size = {"Q4_1": 20, "Q8_0": 34}[encoding]
+    nbytes = out * columns * size // 32
+    copies = max(2, (40 << 20) // nbytes)  # more than the cache holds
+    stored = [torch.full((out, nbytes // out), 17, dtype=torch.uint8) for _ in range(copies)]
+    layers = [ops.linear([Blocks(encoding, data, columns)], None) for data in stored]
+    x = torch.randn(rows, columns)
+    if isinstance(ops, TorchOps):
+        x = x.to(torch.bfloat16)
 
     def step() -> None:
         for layer in layers:
@@ -83,8 +106,8 @@ def product(name: str, ops: Ops, out: int, columns: int, rows: int) -> None:
 
     seconds = best(step) / copies
     say(
-        f"product   {name:9} {out:5}×{columns:4} rows {rows:2}: {seconds * 1e6:7.0f} µs, "
-        f"{out * columns * 20 / 32 / seconds / 1e9:5.1f} GB/s of 4-bit, "
+        f"product   {name:9} {out:5}×{columns:4} rows {rows:3}: {seconds * 1e6:7.0f} µs, "
+        f"{nbytes / seconds / 1e9:5.1f} GB/s of blocks, "
         f"{2 * rows * out * columns / seconds / 1e9:6.0f} GFLOP/s"
     )
 

@@ -1,11 +1,13 @@
-"""Matrix products with a weight, in the form that the weight is kept in.
+"""Weights as they are stored, and matrix products with them.
 
-`Dense` keeps the weight in the compute dtype. Others keep blocks of 4 or 8 bits beside it and use
-them for few rows, where reading the weight is what costs: `Int4` here, `cpu.native.BlockLinear`.
+`Dense` keeps a weight in the compute dtype, `Int4` keeps blocks of 4 bits beside it and uses them
+for few rows, where reading the weight is what costs. `cpu.native.StoredLinear` reads stored bytes
+only, for any number of rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -14,9 +16,34 @@ from torch import Tensor
 INT4_ROWS = 8
 """Up to this many rows the 4-bit product is faster than the dense one."""
 BLOCK_VALUES = 32
-"""Weights in one block of every encoding below."""
-BLOCK_ENCODINGS = {"Q8_0": 0, "Q4_0": 1, "Q4_1": 2}
-"""What native products read; the numbers are theirs."""
+"""Weights in one block of Q8_0, Q4_0 and Q4_1."""
+
+
+class Stored(Protocol):
+    """A weight [rows, columns] as a file has it; a vector is one row."""
+
+    @property
+    def encoding(self) -> str:
+        """F32, F16, BF16, Q8_0, Q4_0, Q4_1, or another that only `decode` understands."""
+        ...
+
+    @property
+    def data(self) -> Tensor:
+        """[rows, bytes of a row] uint8, perhaps of a mapped file."""
+        ...
+
+    @property
+    def pairs(self) -> int:
+        """0, or of how many heads the rows are stored in pairs order: within each of them,
+        stored row 2·i + j is row i + j · (rows of a head / 2)."""
+        ...
+
+    @property
+    def columns(self) -> int: ...
+
+    def decode(self, out: Tensor) -> None:
+        """Write the numbers into `out` [rows, columns], in order, rounded once to its dtype."""
+        ...
 
 
 class Linear(Protocol):
@@ -28,6 +55,12 @@ class Linear(Protocol):
         ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Embedding(Protocol):
+    """ids [tokens] int64 → [tokens, hidden]."""
+
+    def __call__(self, ids: Tensor) -> Tensor: ...
 
 
 class Dense:
@@ -45,6 +78,18 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class DenseEmbedding:
+    """Rows of `weight` [vocabulary, hidden]."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(ids, self.weight)
 
 
 class Int4:
@@ -86,6 +131,26 @@ class Int4:
             x, self.packed, BLOCK_VALUES, self.grid
         )
         return product
+
+
+def decoded(parts: Sequence[Stored], dtype: torch.dtype) -> Tensor:
+    """All rows of `parts`, one after another, as one matrix."""
+    counts = [part.data.shape[0] for part in parts]
+    weight = torch.empty((sum(counts), parts[0].columns), dtype=dtype)
+    first = 0
+    for part, count in zip(parts, counts, strict=True):
+        part.decode(weight[first : first + count])
+        first += count
+    return weight
+
+
+def in_order(part: Stored) -> Tensor:
+    """`data` with its rows in order: itself, or a copy."""
+    if not part.pairs:
+        return part.data
+    rows = part.data.shape[0]
+    data = part.data.view(part.pairs, rows // part.pairs // 2, 2, -1)
+    return data.transpose(1, 2).reshape(rows, -1)
 
 
 def nibbles(encoding: str, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,82 +2,108 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.cpu.build import library_path
 from kernels.cpu.native import NativeOps
-from kernels.gated import silu_mul
-from kernels.kv_write import write_kv
-from kernels.linear import Dense, Int4, Linear
-from kernels.paged_attention import PagedRows, paged_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rotary import rotary
+from kernels.layers import Layer, Layers, Shape, TorchLayers
+from kernels.linear import (
+    Dense,
+    DenseEmbedding,
+    Embedding,
+    Int4,
+    Linear,
+    Stored,
+    decoded,
+    in_order,
+)
+from kernels.rms_norm import rms_norm
+
+_log = logging.getLogger("skerry.kernels")
 
 
 class Ops(Protocol):
-    """What a decoder layer does besides its matrix products."""
+    """What a decoder is made of. It turns stored weights into what it computes with, and keeps
+    what it needs of them alive."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of KV, and the precision that is asked for."""
+        ...
+
+    def vector(self, stored: Stored) -> Tensor:
+        """A vector for `rms_norm`, `layers` or a bias."""
+        ...
+
+    def linear(self, parts: Sequence[Stored], bias: Tensor | None) -> Linear:
+        """One product with all rows of `parts`, in order."""
+        ...
+
+    def embedding(self, stored: Stored) -> Embedding: ...
+
+    def layers(self, layers: Sequence[Layer], shape: Shape) -> Layers:
+        """`layers` made of this object's vectors and products."""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See kernels.rms_norm."""
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See kernels.rms_norm; `residual` is changed in place."""
-        ...
-
-    def attention(
-        self, qkv: Tensor, kv: Tensor, rows: PagedRows, cos: Tensor, sin: Tensor, scale: float
-    ) -> Tensor:
-        """qkv [tokens, heads + 2·kv_heads, dim]: rotate q and k, store k and v, attend.
-
-        Returns [tokens, heads · dim]; `qkv` may be overwritten.
-        """
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """See kernels.gated."""
-        ...
-
-    def quantised(self, dense: Dense, encoding: str, blocks: Tensor) -> Linear:
-        """A product that reads `blocks` [out, bytes of a row] (GGUF's form, all rows alike) where
-        that is faster than `dense`; `dense` itself where it never is."""
         ...
 
 
 class TorchOps:
     """The references: any device, any dtype."""
 
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._tables: dict[int, tuple[Stored, Tensor]] = {}
+
+    def vector(self, stored: Stored) -> Tensor:
+        return decoded([stored], self.dtype)[0]
+
+    def linear(self, parts: Sequence[Stored], bias: Tensor | None) -> Linear:
+        dense = Dense(self._matrix(parts), bias)
+        encodings = {part.encoding for part in parts}
+        if len(encodings) == 1 and Int4.fits(dense, parts[0].encoding):
+            return Int4(dense, parts[0].encoding, torch.cat([in_order(part) for part in parts]))
+        return dense
+
+    def embedding(self, stored: Stored) -> Embedding:
+        weight = decoded([stored], self.dtype)
+        self._tables[id(stored)] = (stored, weight)
+        return DenseEmbedding(weight)
+
+    def layers(self, layers: Sequence[Layer], shape: Shape) -> Layers:
+        return TorchLayers(layers, shape)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return add_rms_norm(x, residual, weight, eps)
-
-    def attention(
-        self, qkv: Tensor, kv: Tensor, rows: PagedRows, cos: Tensor, sin: Tensor, scale: float
-    ) -> Tensor:
-        tokens, total, dim = qkv.shape
-        kv_heads = kv.shape[2]
-        heads = total - 2 * kv_heads
-        rotated = rotary(qkv[:, : heads + kv_heads], cos, sin)
-        write_kv(rotated[:, heads:], qkv[:, heads + kv_heads :], kv, rows.slots)
-        return paged_attention(rotated[:, :heads], kv, rows, scale).view(tokens, heads * dim)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_mul(gate_up)
-
-    def quantised(self, dense: Dense, encoding: str, blocks: Tensor) -> Linear:
-        if Int4.fits(dense, encoding):
-            return Int4(dense, encoding, blocks)
-        return dense
+    def _matrix(self, parts: Sequence[Stored]) -> Tensor:
+        """A head that is tied to the embedding shares its numbers."""
+        if len(parts) == 1 and id(parts[0]) in self._tables:
+            return self._tables[id(parts[0])][1]
+        return decoded(parts, self.dtype)
 
 
-def select(device: str, *, native: bool = True, threads: int = 1) -> Ops:
+def select(
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    native: bool = True,
+    threads: int = 1,
+    columns: Sequence[int] = (),
+) -> Ops:
     """The fastest operations for `device` that this installation has. `native` False: only
-    PyTorch. A compiled library that cannot be loaded raises OSError."""
+    PyTorch. `columns`: of the weights that will be multiplied with."""
     library = library_path()
-    if device == "cpu" and native and library.exists():
-        return NativeOps(library, threads=threads)
-    return TorchOps()
+    if device == "cpu" and native and library.exists() and NativeOps.fits(columns):
+        try:
+            return NativeOps(library, dtype, threads=threads)
+        except OSError as error:
+            _log.warning("native kernels cannot be loaded, PyTorch is used instead: %s", error)
+    return TorchOps(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from core.engine.plan import Row
 from core.models.decoder import ForwardBatch
@@ -17,37 +18,45 @@ def order(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: len(row.token_ids) > 1)
 
 
-def build(rows: Sequence[Row], group: int = 0) -> ForwardBatch:
-    """`rows` as `order` gives them; `group` is the KV group whose block tables are used."""
-    lengths = [len(row.token_ids) for row in rows]
-    starts = [row.start for row in rows]
+def build(rows: Sequence[Row]) -> ForwardBatch:
+    """`rows` as `order` gives them, all with the same KV groups. Sampled are the last token of
+    each row that samples, and one more position for each of its drafts."""
     tokens: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
     sampled: list[int] = []
     spans: list[tuple[int, int, int]] = []
-    longest = max(len(row.block_tables[group]) for row in rows)
-    tables: list[list[int]] = []
     for row in rows:
-        table = row.block_tables[group]
         spans.append((len(tokens), len(row.token_ids), row.start))
-        own = range(row.start, row.start + len(row.token_ids))
         tokens.extend(row.token_ids)
-        positions.extend(own)
-        slots.extend(table[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS for at in own)
-        tables.append([*table, *(0,) * (longest - len(table))])
+        positions.extend(range(row.start, row.start + len(row.token_ids)))
         if row.sample is not None:
-            sampled.append(len(tokens) - 1)
+            sampled.extend(range(len(tokens) - 1 - row.drafts, len(tokens)))
+    shared = torch.tensor(spans, dtype=torch.int32)
     return ForwardBatch(
         tokens=torch.tensor(tokens, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
-        rows=PagedRows(
-            starts=tuple(starts),
-            lengths=tuple(lengths),
-            decode=sum(length == 1 for length in lengths),
-            tables=torch.tensor(tables, dtype=torch.int32),
-            slots=torch.tensor(slots, dtype=torch.int64),
-            spans=torch.tensor(spans, dtype=torch.int32),
-        ),
+        groups=tuple(_group(rows, group, shared) for group in range(len(rows[0].block_tables))),
         sampled=torch.tensor(sampled, dtype=torch.int64),
+    )
+
+
+def _group(rows: Sequence[Row], group: int, spans: Tensor) -> PagedRows:
+    longest = max(len(row.block_tables[group]) for row in rows)
+    slots: list[int] = []
+    tables: list[tuple[int, ...]] = []
+    for row in rows:
+        table = row.block_tables[group]
+        end = row.start + len(row.token_ids)
+        slots.extend(
+            table[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS
+            for at in range(row.start, end)
+        )
+        tables.append(table + (0,) * (longest - len(table)))
+    return PagedRows(
+        starts=tuple(row.start for row in rows),
+        lengths=tuple(len(row.token_ids) for row in rows),
+        decode=sum(len(row.token_ids) == 1 for row in rows),
+        tables=torch.tensor(tables, dtype=torch.int32),
+        slots=torch.tensor(slots, dtype=torch.int64),
+        spans=spans,
     )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from core.engine import batch, sampler
 from core.engine.messages import RankConfig
+from core.engine.pending import Pending, accepted
 from core.engine.plan import (
     LoadedModel,
     Row,
@@ -90,8 +92,13 @@ class TorchRunner:
         name = str(dtype).removeprefix("torch.")
         decoder = build(
             source,
-            dtype=dtype,
-            ops=select("cpu", native=self._native, threads=config.threads),
+            ops=select(
+                "cpu",
+                dtype,
+                native=self._native,
+                threads=config.threads,
+                columns=(model.hidden, model.intermediate, model.heads * model.head_dim),
+            ),
             progress=lambda fraction: progress("weights", fraction),
         )
         identity = fingerprint(source, name)
@@ -120,15 +127,17 @@ class Stepper:
     def __init__(self, decoder: Decoder, geometry: KVGeometry, shared: mmap.mmap) -> None:
         self.decoder = decoder
         self.pool = KVPool(geometry, shared)
-        self._kv: tuple[Tensor, ...] = self.pool.layers(0)
+        self._kv = layers_of(self.pool, decoder.config)
         self._blocks = geometry.blocks[0]
+        self._pending = Pending()
 
     def step(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         vocabulary = self.decoder.config.vocab_size
-        results: dict[SequenceId, RowResult] = {}
+        whole, broken = self._pending.resolve(plan.rows)
+        results = {one.sequence: one for one in broken}
         rows: list[Row] = []
-        for row in plan.rows:
+        for row in whole:
             if min(row.token_ids) >= 0 and max(row.token_ids) < vocabulary:
                 rows.append(row)
             else:
@@ -137,8 +146,9 @@ class Stepper:
                 )
         if rows:
             rows = batch.order(rows)
-            for row, token in zip(rows, self._tokens(rows), strict=True):
-                results[row.sequence] = token
+            for result in self._tokens(rows):
+                results[result.sequence] = result
+        self._pending.note(tuple(results.values()))
         return StepResult(
             number=plan.number,
             rows=tuple(results[row.sequence] for row in plan.rows),
@@ -152,15 +162,26 @@ class Stepper:
 
     def _tokens(self, rows: Sequence[Row]) -> list[RowResult]:
         logits = self.logits(rows)
-        specs = [row.sample for row in rows if row.sample is not None]
+        specs = [row.specs for row in rows]
         with torch.inference_mode():
-            tokens = iter(sampler.sample(logits, specs))
+            sampled = iter(sampler.sample(logits, [one for each in specs for one in each]))
         found = []
-        for row in rows:
-            token = next(tokens) if row.sample is not None else None
-            broken = row.sample is not None and token is None
-            error = "the model gave no finite logits" if broken else None
-            found.append(RowResult(row.sequence, token_id=token, error=error))
+        for row, each in zip(rows, specs, strict=True):
+            # None, where the logits are not finite, is never the guess: it can only come last.
+            drawn = list(islice(sampled, len(each)))
+            tokens = accepted(row, [one.token_id if one else None for one in drawn]) if each else ()
+            if None in tokens:
+                error = "the model gave no finite logits"
+                found.append(RowResult(row.sequence, error=error))
+                continue
+            kept = [one for one in drawn[: len(tokens)] if one is not None]
+            found.append(
+                RowResult(
+                    row.sequence,
+                    token_ids=tuple(one.token_id for one in kept),
+                    scores=tuple(one.scores for one in kept if one.scores is not None),
+                )
+            )
         return found
 
     def measure(self, max_step_tokens: int) -> tuple[float, float]:
@@ -171,10 +192,11 @@ class Stepper:
         limit = self._blocks * BLOCK_TOKENS
         chunk = max(1, min(128, max_step_tokens, limit - 1))
         table = tuple(range(-(-min(chunk + 1, limit) // BLOCK_TOKENS)))
+        tables = (table,) * len(self.pool.groups)
         greedy = SampleSpec(temperature=0, top_p=1, top_k=0, seed=0, choice=0, position=0)
         name = SequenceId("measure")
-        prompt = Row(name, (0,) * chunk, 0, (table,), None)
-        token = Row(name, (0,), min(chunk, limit - 1), (table,), greedy)
+        prompt = Row(name, (0,) * chunk, 0, tables, None)
+        token = Row(name, (0,), min(chunk, limit - 1), tables, greedy)
         self.step(StepPlan(0, (prompt, token)))
         return chunk / self._best(prompt), 1 / self._best(token)
 
@@ -189,14 +211,27 @@ class Stepper:
 
 
 def kv_geometry(model: ModelConfig, dtype: str, blocks: int) -> KVGeometry:
-    group = KVGroup(
-        name="full",
-        layers=model.layers,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-    )
-    return KVGeometry(groups=(group,), blocks=(blocks,))
+    """A group of the layers that keep all tokens, and one of those that forget, if any; each has
+    `blocks`, so that a window never runs short before the full layers do."""
+    groups = [
+        KVGroup(
+            name="window" if index else "full",
+            kind="window" if index else "full",
+            layers=model.kv_groups.count(index),
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            dtype=dtype,
+            window=model.sliding_window if index else None,
+        )
+        for index in sorted(set(model.kv_groups))
+    ]
+    return KVGeometry(groups=tuple(groups), blocks=(blocks,) * len(groups))
+
+
+def layers_of(pool: KVPool, model: ModelConfig) -> tuple[Tensor, ...]:
+    """The KV of each layer of the model, in the order of layers."""
+    groups = [iter(pool.layers(index)) for index in range(len(pool.groups))]
+    return tuple(next(groups[index]) for index in model.kv_groups)
 
 
 def _use_large_pages(shared: mmap.mmap) -> None:

@@ -34,7 +34,8 @@ class RopeScaling:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """`rope_stored`: the file holds divisors of the rotary frequencies as a tensor (GGUF).
-    `permuted`: q and k rows are stored in pairs order and must be put back."""
+    `permuted`: q and k rows are stored in pairs order and must be put back. Of `windowed` layers
+    a token sees the last `sliding_window` positions."""
 
     family: str
     vocab_size: int
@@ -54,6 +55,8 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     permuted: bool = False
+    sliding_window: int = 0
+    windowed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim",
@@ -67,6 +70,19 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head size {self.head_dim} is odd: no rotary pairs")
+        if self.windowed and self.sliding_window < 1:
+            raise ConfigError(f"the model's sliding window is {self.sliding_window}")
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window if layer in self.windowed else None
+
+    @property
+    def kv_groups(self) -> tuple[int, ...]:
+        """The KV group of each layer: 0 keeps all tokens, 1 forgets what its window has passed.
+        Layers that all have a window share group 0: there is always one that keeps all."""
+        if len(set(self.windowed)) == self.layers:
+            return (0,) * self.layers
+        return tuple(int(layer in self.windowed) for layer in range(self.layers))
 
     def inverse_frequencies(self, stored: tuple[float, ...] | None = None) -> list[float]:
         """One per rotary pair, scaled. `stored`: the divisors of a `rope_stored` file."""
@@ -127,6 +143,9 @@ class _Json(msgspec.Struct):
     mlp_bias: bool = False
     hidden_act: str = "silu"
     use_sliding_window: bool = False
+    sliding_window: int | None = None
+    max_window_layers: int = 0
+    layer_types: list[str] | None = None
 
 
 def from_json(path: Path) -> ModelConfig:
@@ -144,8 +163,6 @@ def from_json(path: Path) -> ModelConfig:
         raise ConfigError(f"{path}: {error}") from error
     if read.hidden_act != "silu":
         raise ConfigError(f"{path}: activation {read.hidden_act!r} is not supported, only silu")
-    if read.use_sliding_window:
-        raise ConfigError(f"{path}: sliding-window attention is not supported")
     rope = read.rope_parameters or read.rope_scaling or _Rope()
     qwen2 = read.model_type == "qwen2"
     return ModelConfig(
@@ -165,7 +182,22 @@ def from_json(path: Path) -> ModelConfig:
         qkv_bias=read.attention_bias or qwen2,
         o_bias=read.attention_bias and not qwen2,
         mlp_bias=read.mlp_bias,
+        sliding_window=read.sliding_window or 0,
+        windowed=_windowed(read, str(path)),
     )
+
+
+def _windowed(read: _Json, where: str) -> tuple[int, ...]:
+    if not read.use_sliding_window:
+        return ()
+    if read.layer_types is None:
+        return tuple(range(read.max_window_layers, read.num_hidden_layers))
+    unknown = set(read.layer_types) - {"full_attention", "sliding_attention"}
+    if unknown or len(read.layer_types) != read.num_hidden_layers:
+        raise ConfigError(
+            f"{where}: layer_types must be full_attention or sliding_attention for each layer"
+        )
+    return tuple(n for n, kind in enumerate(read.layer_types) if kind == "sliding_attention")
 
 
 def _scaling(rope: _Rope, where: str) -> RopeScaling | None:

@@ -9,62 +9,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from core.models.config import ModelConfig
-from kernels.linear import Linear
+from kernels.layers import Layer, Shape
+from kernels.linear import Embedding, Linear
 from kernels.ops import Ops
 from kernels.paged_attention import PagedRows
-from kernels.rotary import angles
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """The tokens of one step, all sequences one after another.
 
-    `tokens`, `positions` [tokens] int64; `sampled` [n] int64: the tokens whose logits are wanted.
+    `tokens`, `positions` [tokens] int64; `groups`: rows and block tables for each KV group;
+    `sampled` [n] int64: the tokens whose logits are wanted.
     """
 
     tokens: Tensor
     positions: Tensor
-    rows: PagedRows
+    groups: tuple[PagedRows, ...]
     sampled: Tensor
 
 
-@dataclass(slots=True)
-class Layer:
-    """`qkv` gives query, key and value heads in this order; `gate_up` the gate first."""
-
-    attention_norm: Tensor
-    qkv: Linear
-    output: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-
 class Decoder:
-    """`embedding` [vocabulary, hidden]; `inverse_frequencies` [head_dim/2] fp32."""
+    """Made of vectors and products of `ops`."""
 
     def __init__(
         self,
         *,
         config: ModelConfig,
         ops: Ops,
-        embedding: Tensor,
+        embedding: Embedding,
         layers: Sequence[Layer],
+        shape: Shape,
         norm: Tensor,
         head: Linear,
-        inverse_frequencies: Tensor,
     ) -> None:
         self.config = config
         self.ops = ops
         self.embedding = embedding
-        self.layers = list(layers)
+        self.layers = tuple(layers)
+        self.shape = shape
         self.norm = norm
         self.head = head
-        self.inverse_frequencies = inverse_frequencies
+        self._run = ops.layers(self.layers, shape)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[Tensor]) -> Tensor:
         """Logits [n, vocabulary] fp32 of the sampled tokens; n may be 0.
@@ -72,23 +61,7 @@ class Decoder:
         `kv[layer]` [blocks, 2, kv_heads, block_tokens, head_dim] is read and gains the KV of
         the step's tokens.
         """
-        config, ops = self.config, self.ops
-        heads = config.heads + 2 * config.kv_heads
-        scale = config.head_dim**-0.5
-        cos, sin = angles(batch.positions, self.inverse_frequencies)
-        residual = torch.nn.functional.embedding(batch.tokens, self.embedding)
-        update = None
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            if update is None:
-                x = ops.rms_norm(residual, layer.attention_norm, config.norm_eps)
-            else:
-                x = ops.add_rms_norm(update, residual, layer.attention_norm, config.norm_eps)
-            qkv = layer.qkv(x).view(-1, heads, config.head_dim)
-            mixed = ops.attention(qkv, layer_kv, batch.rows, cos, sin, scale)
-            update = layer.output(mixed)
-            x = ops.add_rms_norm(update, residual, layer.mlp_norm, config.norm_eps)
-            update = layer.down(ops.silu_mul(layer.gate_up(x)))
-        if update is not None:
-            residual = residual[batch.sampled] + update[batch.sampled]
-        x = ops.rms_norm(residual, self.norm, config.norm_eps)
+        residual = self.embedding(batch.tokens)
+        residual = self._run(residual, batch.positions, batch.groups, kv)
+        x = self.ops.rms_norm(residual[batch.sampled], self.norm, self.config.norm_eps)
         return self.head(x).float()

@@ -9,54 +9,63 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from core.models.config import ModelConfig
-from core.models.decoder import Decoder, Layer
+from core.models.decoder import Decoder
 from core.models.quantised import StoredTensor
 from core.models.weights import WeightSource
-from kernels.linear import Dense, Linear
+from kernels.layers import Layer, Shape
+from kernels.linear import Linear
 from kernels.ops import Ops
 
 
 def build(
     source: WeightSource,
     *,
-    dtype: torch.dtype,
     ops: Ops,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> Decoder:
-    """Read all weights into `dtype`; where `ops` can use the stored blocks too, keep them beside.
-    The source may be closed afterwards. Raises ConfigError."""
+    """Read all weights with `ops`, which copies what it does not use in place. The source may be
+    closed afterwards. Raises ConfigError."""
     config = source.config
-    reader = _Reader(source, dtype, ops)
+    reader = _Reader(source, ops)
+    table = reader.stored("model.embed_tokens.weight", (config.vocab_size, config.hidden))
+    embedding = ops.embedding(table)
     layers = []
     for index in range(config.layers):
-        layers.append(_layer(reader, config, f"model.layers.{index}"))
+        layers.append(_layer(reader, config, index))
         progress((index + 1) / (config.layers + 1))
-    hidden = (config.hidden,)
-    embedding = reader.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden))
-    tied = config.tied or "lm_head.weight" not in source.names
-    if tied:
-        head = reader.quantised(Dense(embedding), [source.read("model.embed_tokens.weight")])
+    if config.tied or "lm_head.weight" not in source.names:
+        head = ops.linear([table], None)
     else:
         head = reader.linear(("lm_head",), config.hidden, (config.vocab_size,), bias=False)
     divisors = None
     if config.rope_stored:
         divisors = tuple(source.read("rope_freqs.weight").numbers(torch.float32).tolist())
+    shape = Shape(
+        hidden=config.hidden,
+        width=config.intermediate,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        inverse_frequencies=torch.tensor(config.inverse_frequencies(divisors), dtype=torch.float32),
+    )
     return Decoder(
         config=config,
         ops=ops,
         embedding=embedding,
         layers=layers,
-        norm=reader.tensor("model.norm.weight", hidden),
+        shape=shape,
+        norm=reader.vector("model.norm.weight", config.hidden),
         head=head,
-        inverse_frequencies=torch.tensor(config.inverse_frequencies(divisors), dtype=torch.float32),
     )
 
 
-def _layer(reader: _Reader, config: ModelConfig, name: str) -> Layer:
+def _layer(reader: _Reader, config: ModelConfig, index: int) -> Layer:
+    name = f"model.layers.{index}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return Layer(
-        attention_norm=reader.tensor(f"{name}.input_layernorm.weight", (config.hidden,)),
+        attention_norm=reader.vector(f"{name}.input_layernorm.weight", config.hidden),
         qkv=reader.linear(
             (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
             config.hidden,
@@ -66,7 +75,7 @@ def _layer(reader: _Reader, config: ModelConfig, name: str) -> Layer:
         output=reader.linear(
             (f"{attention}.o_proj",), q_rows, (config.hidden,), bias=config.o_bias
         ),
-        mlp_norm=reader.tensor(f"{name}.post_attention_layernorm.weight", (config.hidden,)),
+        mlp_norm=reader.vector(f"{name}.post_attention_layernorm.weight", config.hidden),
         gate_up=reader.linear(
             (f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             config.hidden,
@@ -76,49 +85,37 @@ def _layer(reader: _Reader, config: ModelConfig, name: str) -> Layer:
         down=reader.linear(
             (f"{mlp}.down_proj",), config.intermediate, (config.hidden,), bias=config.mlp_bias
         ),
+        group=config.kv_groups[index],
+        window=config.window(index),
     )
 
 
 class _Reader:
-    """Reads parts of a model into the compute dtype, several stored matrices into one."""
+    """Reads parts of a model, several stored matrices into one product."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, ops: Ops) -> None:
+    def __init__(self, source: WeightSource, ops: Ops) -> None:
         self._source = source
-        self._dtype = dtype
         self._ops = ops
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._stored(name, shape).numbers(self._dtype)
+    def vector(self, name: str, length: int) -> Tensor:
+        return self._ops.vector(self.stored(name, (length,)))
 
     def linear(
         self, names: Sequence[str], columns: int, rows: Sequence[int], *, bias: bool
     ) -> Linear:
-        """One matrix of all rows of `names`, in order."""
+        """One product with all rows of `names`, in order."""
         parts = [
-            self._stored(f"{name}.weight", (count, columns))
+            self.stored(f"{name}.weight", (count, columns))
             for name, count in zip(names, rows, strict=True)
         ]
-        weight = torch.empty((sum(rows), columns), dtype=self._dtype)
-        first = 0
-        for part, count in zip(parts, rows, strict=True):
-            part.decode(weight[first : first + count])
-            first += count
-        if bias:
-            values = [
-                self.tensor(f"{name}.bias", (count,))
-                for name, count in zip(names, rows, strict=True)
-            ]
-            return Dense(weight, torch.cat(values))
-        return self.quantised(Dense(weight), parts)
+        if not bias:
+            return self._ops.linear(parts, None)
+        values = [
+            self.vector(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)
+        ]
+        return self._ops.linear(parts, torch.cat(values))
 
-    def quantised(self, dense: Dense, parts: Sequence[StoredTensor]) -> Linear:
-        encodings = {part.encoding for part in parts}
-        if len(encodings) > 1:
-            return dense
-        blocks = torch.cat([part.data for part in parts])
-        return self._ops.quantised(dense, encodings.pop(), blocks)
-
-    def _stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         stored = self._source.read(name)
         if stored.shape != shape:
             raise ConfigError(

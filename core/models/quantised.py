@@ -49,37 +49,45 @@ _TILE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`data` [rows, bytes of a row] uint8; a vector is one row. May be a view of a mapped file:
-    do not write to it, and do not keep it after its source is closed."""
+    """`data` [rows, bytes of a row] uint8; a vector is one row. May be a view of a mapped file,
+    which stays mapped as long as the view: do not write to it.
+
+    `pairs`: 0, or of how many heads the rows are stored in pairs order (GGUF's for q and k):
+    within each head, stored row 2·i + j is row i + j · (head size / 2).
+    """
 
     encoding: Encoding
     shape: tuple[int, ...]
     data: Tensor
+    pairs: int = 0
 
     @property
     def columns(self) -> int:
         return self.shape[-1]
 
-    def grouped_heads(self, heads: int) -> StoredTensor:
-        """Undo GGUF's pair order of q or k rows: within each of `heads` heads, stored row
-        2·i + j is row i + j · (head size / 2)."""
+    @property
+    def in_order(self) -> Tensor:
+        """`data` with its rows in order: itself, or a copy."""
+        if not self.pairs:
+            return self.data
         rows = self.data.shape[0]
-        data = self.data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(rows, -1)
-        return StoredTensor(self.encoding, self.shape, data)
+        data = self.data.view(self.pairs, rows // self.pairs // 2, 2, -1)
+        return data.transpose(1, 2).reshape(rows, -1)
 
     def decode(self, out: Tensor) -> None:
         """Write the numbers into `out`, of the same shape, rounded once to its dtype."""
-        out = out.view(self.data.shape[0], self.columns)
+        data = self.in_order
+        out = out.view(data.shape[0], self.columns)
         plain = _PLAIN.get(self.encoding)
         if plain is not None:
-            out.copy_(self.data.contiguous().view(plain))
+            out.copy_(data.contiguous().view(plain))
             return
         step = max(1, _TILE // self.columns)
         block_bytes = self.encoding.block[1]
         decode = _DECODERS[self.encoding]
         for first in range(0, out.shape[0], step):
             part = out[first : first + step]
-            blocks = self.data[first : first + step].reshape(-1, block_bytes)
+            blocks = data[first : first + step].reshape(-1, block_bytes)
             part.copy_(decode(blocks).view(part.shape))
 
     def numbers(self, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """Where weights come from: stored tensors under Hugging Face names, rows in canonical order.
 
-`open_weights` picks the container by the path. A source maps its file and copies nothing until a
-tensor is read, so a rank pays only for what it keeps.
+`open_weights` picks the container by the path. A source maps its file and copies nothing: a tensor
+is a view of the file, whose pages all ranks of a machine share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WeightSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Unmap; tensors that were read must no longer be used."""
+        """Read no more. Tensors that were read stay good: they keep the files mapped."""
         ...
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -77,7 +79,8 @@ class GGUFWeights:
         return sampler.digest()
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(BufferError):  # tensors in use keep the mapping; it goes with the last one
+            self._file.close()
 
 
 def canonical_name(name: str) -> str:
@@ -92,9 +95,9 @@ def canonical_name(name: str) -> str:
 
 
 def _unpermuted(stored: StoredTensor, heads: int) -> StoredTensor:
-    """Put the rows of q or k back in order; a bias is turned into rows of one value for it."""
+    """Rows of q or k, marked as being in pairs order; a bias is put in order at once."""
     if len(stored.shape) == 2:
-        return stored.grouped_heads(heads)
+        return replace(stored, pairs=heads)
     width = stored.encoding.block[1]
-    rows = StoredTensor(stored.encoding, (stored.shape[0], 1), stored.data.view(-1, width))
-    return StoredTensor(stored.encoding, stored.shape, rows.grouped_heads(heads).data.view(1, -1))
+    values = StoredTensor(stored.encoding, (stored.shape[0], 1), stored.data.view(-1, width), heads)
+    return replace(stored, data=values.in_order.reshape(1, -1))

@@ -18,7 +18,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp",
-    "-fno-math-errno", "-fno-trapping-math",
+    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 )  # fmt: skip
 
 

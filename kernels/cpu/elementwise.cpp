@@ -1,67 +1,36 @@
-// RMSNorm with the residual added, and the gated activation.
+#include "elementwise.h"
 
-#include "numbers.h"
+namespace skerry {
 
-namespace {
-
-template <typename T>
-void add_rms_norm(int64_t tokens, int64_t hidden, const T *x, T *residual, const T *weight,
-                  float eps, T *out, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && tokens > 8)
-    for (int64_t token = 0; token < tokens; ++token) {
-        T *row = residual + token * hidden;
-        T *to = out + token * hidden;
-        float sum = 0;
-        if (x != nullptr) {
-            const T *add = x + token * hidden;
-#pragma omp simd
-            for (int64_t i = 0; i < hidden; ++i) store(row[i], load(row[i]) + load(add[i]));
-        }
+void rms_norm(int64_t hidden, const float *x, const float *weight, float eps, float *out) {
+    float sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < hidden; ++i) sum += load(row[i]) * load(row[i]);
-        float scale = 1.0f / std::sqrt(sum / float(hidden) + eps);
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) store(to[i], load(row[i]) * scale * load(weight[i]));
+    for (int64_t i = 0; i < hidden; ++i) sum += x[i] * x[i];
+    const float scale = 1.0f / std::sqrt(sum / float(hidden) + eps);
+    for (int64_t i = 0; i < hidden; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+void silu_mul(int64_t width, const float *gate_up, float *out) {
+    const float *up = gate_up + width;
+    int64_t i = 0;
+#ifdef SKERRY_WIDE
+    for (; i < width; i += 16) {
+        const __mmask16 mask = width - i >= 16 ? 0xffff : __mmask16((1u << (width - i)) - 1);
+        const __m512 g = _mm512_maskz_loadu_ps(mask, gate_up + i);
+        const __m512 u = _mm512_maskz_loadu_ps(mask, up + i), one = _mm512_set1_ps(1);
+        const __m512 size = _mm512_mul_ps(_mm512_abs_ps(g), _mm512_set1_ps(-LOG2_E));
+        const __m512 e = exp2_negative(size);
+        const __mmask16 positive = _mm512_cmp_ps_mask(g, _mm512_setzero_ps(), _CMP_GE_OQ);
+        const __m512 above = _mm512_mask_mov_ps(e, positive, one);
+        const __m512 sigmoid = _mm512_div_ps(above, _mm512_add_ps(one, e));
+        _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid), u));
     }
-}
-
-template <typename T>
-void silu_mul(int64_t tokens, int64_t width, const T *gate_up, T *out, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1 && tokens > 8)
-    for (int64_t token = 0; token < tokens; ++token) {
-        const T *gate = gate_up + token * 2 * width;
-        const T *up = gate + width;
-        T *to = out + token * width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-            float g = load(gate[i]);
-            float e = exp_negative(-std::fabs(g));
-            float sigmoid = (g >= 0 ? 1.0f : e) / (1.0f + e);
-            store(to[i], g * sigmoid * load(up[i]));
-        }
+#else
+    for (; i < width; ++i) {
+        const float g = gate_up[i], e = exp2_negative(std::fabs(g) * -LOG2_E);
+        out[i] = g * ((g >= 0 ? 1.0f : e) / (1.0f + e)) * up[i];
     }
+#endif
 }
 
-}  // namespace
-
-extern "C" {
-
-void skerry_add_rms_norm(int dtype, int64_t tokens, int64_t hidden, const void *x, void *residual,
-                         const void *weight, float eps, void *out, int threads) {
-    if (dtype)
-        add_rms_norm(tokens, hidden, (const bf16 *)x, (bf16 *)residual, (const bf16 *)weight, eps,
-                     (bf16 *)out, threads);
-    else
-        add_rms_norm(tokens, hidden, (const float *)x, (float *)residual, (const float *)weight,
-                     eps, (float *)out, threads);
-}
-
-void skerry_silu_mul(int dtype, int64_t tokens, int64_t width, const void *gate_up, void *out,
-                     int threads) {
-    if (dtype)
-        silu_mul(tokens, width, (const bf16 *)gate_up, (bf16 *)out, threads);
-    else
-        silu_mul(tokens, width, (const float *)gate_up, (float *)out, threads);
-}
-
-}  // extern "C"
+}  // namespace skerry

@@ -1,141 +1,295 @@
-"""The operations of `kernels.ops.Ops` in native code, for fp32 and bf16 on the CPU.
+"""The operations of `kernels.ops.Ops` in native code on the CPU (layers.cpp).
 
-A call passes plain addresses: about two microseconds instead of five to ten for each of the
-several PyTorch operations that it replaces. Prompt chunks still attend by PyTorch's matrix
-products, which are the fastest there.
+Weights stay as they are stored, where they are stored: a product unpacks sixteen rows at a time.
+Activations are float. Of blocks of 4 or 8 bits a product takes integers of 16 bits for each block
+of 32 activations when the dtype is bfloat16, and floats when it is float32. Every number depends
+on its own token and sequence alone: not on the batch, the number of threads, or the chunk.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kernels.linear import BLOCK_ENCODINGS, BLOCK_VALUES, Dense, Linear
-from kernels.paged_attention import PagedRows, prompt_rows
+from kernels.cpu.structs import (
+    SIGNATURES,
+    CAttention,
+    CLayer,
+    CModel,
+    CProduct,
+    CRows,
+    address,
+)
+from kernels.layers import Layer, Shape
+from kernels.linear import BLOCK_VALUES, Linear, Stored, decoded
+from kernels.paged_attention import PagedRows
 
-BLOCK_ROWS = 8
-"""Up to this many rows a product with 4- or 8-bit blocks beats the dense one."""
+ENCODINGS = {"Q8_0": 0, "Q4_0": 1, "Q4_1": 2, "F32": 3, "F16": 4, "BF16": 5}
+"""What products read; the numbers are theirs."""
+_INTEGERS = ("Q8_0", "Q4_0", "Q4_1")
+_PLAIN = {torch.float32: "F32", torch.bfloat16: "BF16"}
+PANEL = 16
+"""Rows of a weight that are unpacked together."""
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_SHAPE = ctypes.c_int64 * 7
-_int, _long, _float, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-_SIGNATURES = {
-    "skerry_add_rms_norm": (
-        _int, _long, _long, _pointer, _pointer, _pointer, _float, _pointer, _int,
-    ),
-    "skerry_silu_mul": (_int, _long, _long, _pointer, _pointer, _int),
-    "skerry_rotate_and_write": (
-        _int, _SHAPE, _long, _pointer, _pointer, _pointer, _pointer, _pointer, _int,
-    ),
-    "skerry_decode": (
-        _int, _SHAPE, _long, _pointer, _pointer, _pointer, _long, _pointer, _float, _pointer, _int,
-    ),
-    "skerry_block_linear": (_int, _long, _long, _long, _pointer, _pointer, _pointer, _int),
-}  # fmt: skip
+
+class Scratch:
+    """Memory for one call at a time; grows to the largest one."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, nbytes: int) -> int:
+        """The address of `nbytes` that hold until the next call."""
+        if self._memory.numel() < nbytes:
+            self._memory = torch.empty(nbytes, dtype=torch.uint8)
+        return self._memory.data_ptr()
 
 
 class NativeOps:
-    """All tensors are contiguous, on the CPU, and of the dtypes above (no other comes from a
-    runner on the CPU)."""
+    """All tensors are contiguous and on the CPU. For one thread at a time."""
 
-    def __init__(self, library: Path, *, threads: int) -> None:
+    def __init__(self, library: Path, dtype: torch.dtype, *, threads: int) -> None:
         """Raises OSError when the library cannot be loaded."""
-        self._library = ctypes.CDLL(str(library))
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(self._library, name)
+        self.dtype = dtype
+        self.threads = threads
+        self.library = ctypes.CDLL(str(library))
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(self.library, name)
+            function.restype = result
             function.argtypes = arguments
-            function.restype = None
-        self._threads = threads
+        self.scratch = Scratch()
+
+    @staticmethod
+    def fits(columns: Sequence[int]) -> bool:
+        return not any(count % BLOCK_VALUES for count in columns)
+
+    def vector(self, stored: Stored) -> Tensor:
+        return decoded([stored], torch.float32)[0]
+
+    def linear(self, parts: Sequence[Stored], bias: Tensor | None) -> StoredLinear:
+        return StoredLinear(self, [readable(part, self.dtype) for part in parts], bias)
+
+    def embedding(self, stored: Stored) -> StoredEmbedding:
+        return StoredEmbedding(self, readable(stored, self.dtype))
+
+    def layers(self, layers: Sequence[Layer], shape: Shape) -> NativeLayers:
+        return NativeLayers(self, layers, shape)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._norm(None, x, weight, eps)
+        out = torch.empty_like(x)
+        self.library.skerry_rms_norm(
+            x.shape[0], x.shape[1], x.data_ptr(), weight.data_ptr(), eps, out.data_ptr()
+        )
+        return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._norm(x.data_ptr(), residual, weight, eps)
-
-    def _norm(self, x: int | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty_like(residual)
-        self._library.skerry_add_rms_norm(
-            _DTYPES[out.dtype], out.shape[0], out.shape[1], x, residual.data_ptr(),
-            weight.data_ptr(), eps, out.data_ptr(), self._threads,
-        )  # fmt: skip
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See kernels.gated."""
+        width = gate_up.shape[1] // 2
+        out = gate_up.new_empty((gate_up.shape[0], width))
+        self.library.skerry_silu_mul(out.shape[0], width, gate_up.data_ptr(), out.data_ptr())
         return out
 
     def attention(
-        self, qkv: Tensor, kv: Tensor, rows: PagedRows, cos: Tensor, sin: Tensor, scale: float
+        self,
+        qkv: Tensor,
+        kv: Tensor,
+        rows: PagedRows,
+        positions: Tensor,
+        inverse_frequencies: Tensor,
+        window: int | None = None,
     ) -> Tensor:
+        """See kernels.layers.attention; `qkv` fp32 is overwritten."""
         tokens, total, dim = qkv.shape
-        kv_heads, block_tokens = kv.shape[2], kv.shape[3]
-        heads = total - 2 * kv_heads
-        dtype = _DTYPES[qkv.dtype]
-        to_block, to_value, to_head = kv.stride()[:3]
-        shape = _SHAPE(heads, kv_heads, dim, to_block, to_value, to_head, block_tokens)
-        self._library.skerry_rotate_and_write(
-            dtype, shape, tokens, qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), kv.data_ptr(),
-            rows.slots.data_ptr(), self._threads,
-        )  # fmt: skip
-        out = qkv.new_empty((tokens, heads, dim))
-        if rows.decode:
-            self._library.skerry_decode(
-                dtype, shape, rows.decode, qkv.data_ptr(), kv.data_ptr(), rows.tables.data_ptr(),
-                rows.tables.shape[1], rows.spans.data_ptr(), scale, out.data_ptr(), self._threads,
-            )  # fmt: skip
-        if rows.decode < len(rows.lengths):
-            prompt_rows(qkv[:, :heads], kv, rows, scale, out)
-        return out.view(tokens, heads * dim)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        width = gate_up.shape[1] // 2
-        out = gate_up.new_empty((gate_up.shape[0], width))
-        self._library.skerry_silu_mul(
-            _DTYPES[out.dtype], out.shape[0], width, gate_up.data_ptr(), out.data_ptr(),
-            self._threads,
+        heads = total - 2 * kv.shape[2]
+        shape = attention_of(kv, heads, window)
+        paged = rows_of(rows, positions)
+        out = qkv.new_empty((tokens, heads * dim))
+        nbytes = self.library.skerry_attention_bytes(ctypes.byref(shape), tokens, self.threads)
+        self.library.skerry_attention(
+            ctypes.byref(shape), ctypes.byref(paged), inverse_frequencies.data_ptr(),
+            qkv.data_ptr(), kv.data_ptr(), out.data_ptr(), self.scratch.take(nbytes), self.threads,
         )  # fmt: skip
         return out
 
-    def quantised(self, dense: Dense, encoding: str, blocks: Tensor) -> Linear:
-        fits = dense.weight.dtype == torch.bfloat16 and dense.bias is None
-        if fits and encoding in BLOCK_ENCODINGS:
-            return BlockLinear(self._library, dense, encoding, blocks, self._threads)
-        return dense
 
+class StoredLinear:
+    """A `Linear` over stored bytes."""
 
-class BlockLinear:
-    """A dense weight and the blocks it came from, which few rows are multiplied with.
+    __slots__ = ("_keep", "_ops", "product", "shape")
 
-    Exact in the weights (the dense one rounds them to bf16), sums in fp32.
-    """
-
-    __slots__ = ("_library", "_threads", "blocks", "dense", "kind")
-
-    def __init__(
-        self, library: ctypes.CDLL, dense: Dense, encoding: str, blocks: Tensor, threads: int
-    ) -> None:
-        out, columns = dense.shape
-        rows = blocks.contiguous()
-        if rows.shape[0] != out or columns % BLOCK_VALUES:
-            raise ValueError(f"{list(blocks.shape)} bytes are no blocks of {out}×{columns}")
-        self.dense = dense
-        self.blocks = rows
-        self.kind = BLOCK_ENCODINGS[encoding]
-        self._library = library
-        self._threads = threads
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.dense.shape
+    def __init__(self, ops: NativeOps, parts: Sequence[Stored], bias: Tensor | None) -> None:
+        panels: list[int] = []
+        first = 0
+        for part in parts:
+            panels += _panels(part, first)
+            first += part.data.shape[0]
+        table = torch.tensor(panels, dtype=torch.int64)
+        self._ops = ops
+        self._keep = (table, [part.data for part in parts], bias)
+        self.shape = (first, parts[0].columns)
+        integers = any(part.encoding in _INTEGERS for part in parts)
+        exact = ops.dtype == torch.float32 or not integers
+        self.product = CProduct(
+            panels=table.data_ptr(),
+            panel_count=len(panels) // 5,
+            outs=first,
+            ins=parts[0].columns,
+            bias=address(bias),
+            exact=exact,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
-        tokens = x.shape[0]
-        if tokens > BLOCK_ROWS:
-            return self.dense(x)
-        out, columns = self.dense.shape
-        y = x.new_empty((tokens, out))
-        self._library.skerry_block_linear(
-            self.kind, tokens, out, columns, x.data_ptr(), self.blocks.data_ptr(), y.data_ptr(),
-            self._threads,
+        ops, tokens = self._ops, x.shape[0]
+        out = x.new_empty((tokens, self.shape[0]))
+        product = ctypes.byref(self.product)
+        nbytes = ops.library.skerry_linear_bytes(product, tokens, ops.threads)
+        ops.library.skerry_linear(
+            product, tokens, x.data_ptr(), out.data_ptr(), ops.scratch.take(nbytes), ops.threads
+        )
+        return out
+
+
+class StoredEmbedding:
+    """An `Embedding` over stored bytes, whose rows are in order."""
+
+    __slots__ = ("_ops", "_stored")
+
+    def __init__(self, ops: NativeOps, stored: Stored) -> None:
+        self._ops = ops
+        self._stored = stored
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        stored = self._stored
+        out = torch.empty((ids.shape[0], stored.columns))
+        self._ops.library.skerry_rows(
+            ENCODINGS[stored.encoding], stored.data.data_ptr(), stored.data.stride(0),
+            stored.columns, ids.shape[0], ids.data_ptr(), out.data_ptr(),
         )  # fmt: skip
-        return y
+        return out
+
+
+class NativeLayers:
+    """`kernels.layers.Layers` in one call."""
+
+    def __init__(self, ops: NativeOps, layers: Sequence[Layer], shape: Shape) -> None:
+        self._ops = ops
+        self._keep = tuple(layers)
+        self._shape = shape
+        self._bound: Sequence[Tensor] | None = None
+        self._layers = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
+        self._model = CModel(
+            layers=ctypes.addressof(self._layers),
+            layer_count=len(layers),
+            hidden=shape.hidden,
+            width=shape.width,
+            frequencies=shape.inverse_frequencies.data_ptr(),
+            eps=shape.norm_eps,
+        )
+
+    def __call__(
+        self, residual: Tensor, positions: Tensor, groups: Sequence[PagedRows], kv: Sequence[Tensor]
+    ) -> Tensor:
+        if kv is not self._bound:
+            self._bind(kv)
+        ops, tokens = self._ops, residual.shape[0]
+        rows = (CRows * len(groups))(*(rows_of(group, positions) for group in groups))
+        model = ctypes.byref(self._model)
+        nbytes = ops.library.skerry_layers_bytes(model, tokens, ops.threads)
+        ops.library.skerry_layers(
+            model, rows, residual.data_ptr(), ops.scratch.take(nbytes), ops.threads
+        )
+        return residual
+
+    def _bind(self, kv: Sequence[Tensor]) -> None:
+        for place, tensor in zip(self._layers, kv, strict=True):
+            place.kv = attention_of(tensor, self._shape.heads, None)
+            place.kv_data = tensor.data_ptr()
+        for place, layer in zip(self._layers, self._keep, strict=True):
+            place.kv.window = layer.window or 0
+        self._bound = kv
+
+
+def readable(part: Stored, dtype: torch.dtype) -> Stored:
+    """`part` itself, or its numbers where products cannot read its encoding."""
+    if part.encoding in ENCODINGS:
+        return part
+    weight = decoded([part], dtype)
+    return _Decoded(_PLAIN[dtype], weight.view(torch.uint8), weight.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    encoding: str
+    data: Tensor
+    columns: int
+    pairs: int = 0
+
+    def decode(self, out: Tensor) -> None:
+        out.copy_(self.data.view(torch.float32 if self.encoding == "F32" else torch.bfloat16))
+
+
+def _panels(part: Stored, first: int) -> list[int]:
+    """(address, distance of rows, kind, first column, rows) of each panel, flat."""
+    rows, step, kind = part.data.shape[0], part.data.stride(0), ENCODINGS[part.encoding]
+    base = part.data.data_ptr()
+    found: list[int] = []
+    halves = 2 * part.pairs or 1
+    count = rows // halves
+    for half in range(halves):  # rows that lie at equal distances
+        if part.pairs:
+            start, distance = base + (half // 2 * 2 * count + half % 2) * step, 2 * step
+        else:
+            start, distance = base, step
+        for at in range(0, count, PANEL):
+            own = min(PANEL, count - at)
+            found += (start + at * distance, distance, kind, first + half * count + at, own)
+    return found
+
+
+def attention_of(kv: Tensor, heads: int, window: int | None) -> CAttention:
+    to_block, to_value, to_head = kv.stride()[:3]
+    return CAttention(
+        heads=heads,
+        kv_heads=kv.shape[2],
+        dim=kv.shape[4],
+        to_block=to_block,
+        to_value=to_value,
+        to_head=to_head,
+        block_tokens=kv.shape[3],
+        kv_bf16=kv.dtype == torch.bfloat16,
+        window=window or 0,
+        scale=kv.shape[4] ** -0.5,
+    )
+
+
+def rows_of(rows: PagedRows, positions: Tensor) -> CRows:
+    return CRows(
+        count=len(rows.lengths),
+        tokens=positions.shape[0],
+        spans=rows.spans.data_ptr(),
+        tables=rows.tables.data_ptr(),
+        table_width=rows.tables.shape[1],
+        slots=rows.slots.data_ptr(),
+        positions=positions.data_ptr(),
+    )
+
+
+def _layer(layer: Layer) -> CLayer:
+    def product(linear: Linear) -> CProduct:
+        assert isinstance(linear, StoredLinear), "layers are made of this object's products"
+        return linear.product
+
+    return CLayer(
+        attention_norm=layer.attention_norm.data_ptr(),
+        mlp_norm=layer.mlp_norm.data_ptr(),
+        qkv=product(layer.qkv),
+        output=product(layer.output),
+        gate_up=product(layer.gate_up),
+        down=product(layer.down),
+        group=layer.group,
+    )

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernels import layers, ops
 from kernels.cpu.build import compiler, library_path
+from kernels.cpu.native import NativeOps
+from kernels.gated import silu_mul
 from kernels.linear import Dense, nibbles
 from kernels.ops import Ops, TorchOps, select
 from kernels.paged_attention import PagedRows
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import angles
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
+IMPLEMENTATIONS = ["reference", "native", "native, 2 threads"]
 
 
-@pytest.fixture(params=["reference", "chosen", "chosen, 2 threads"])
-def ops(request: pytest.FixtureRequest) -> Ops:
-    """`chosen` is native code where it was built, else the reference once more."""
-    if request.param == "reference":
-        return TorchOps()
-    return select("cpu", threads=2 if "2" in request.param else 1)
+def make(name: str, dtype: torch.dtype) -> Ops:
+    if name == "reference":
+        return TorchOps(dtype)
+    chosen = select("cpu", dtype, threads=2 if "2" in name else 1)
+    if isinstance(chosen, TorchOps):
+        pytest.skip("native kernels are not built")
+    return chosen
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -36,45 +45,110 @@ def assert_near(ours: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A `kernels.linear.Stored` made of bytes and the numbers that they stand for."""
+
+    encoding: str
+    data: Tensor
+    exact: Tensor
+    pairs: int = 0
+
+    @property
+    def columns(self) -> int:
+        return self.exact.shape[1]
+
+    def decode(self, out: Tensor) -> None:
+        out.copy_(self.exact)
+
+
+def weight(encoding: str, out: int, columns: int, seed: int = 3) -> Weight:
+    """Random bytes in `encoding`."""
+    count = out * columns // 32
+    grid = (random(count, 2, seed=seed) * 0.1).half()
+    generator = torch.Generator().manual_seed(seed)
+    if encoding in ("F32", "F16", "BF16"):
+        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        plain = random(out, columns, seed=seed).to(kinds[encoding])
+        return Weight(encoding, plain.view(torch.uint8), plain.float())
+    if encoding == "Q8_0":
+        values = torch.randint(-127, 128, (count, 32), dtype=torch.int8, generator=generator)
+        head = grid[:, :1].contiguous().view(torch.uint8)
+        blocks = torch.cat((head, values.view(torch.uint8)), 1)
+        exact = (values * grid[:, :1].float()).view(out, columns)
+        return Weight(encoding, blocks.view(out, -1), exact)
+    packed = torch.randint(0, 256, (count, 16), dtype=torch.uint8, generator=generator)
+    head = grid[:, : 1 if encoding == "Q4_0" else 2].contiguous().view(torch.uint8)
+    blocks = torch.cat((head, packed), 1).view(out, -1)
+    nibble, scales, zeros = nibbles(encoding, blocks)
+    exact = nibble.view(out, -1, 32).float() * scales.unsqueeze(-1) + zeros.unsqueeze(-1)
+    return Weight(encoding, blocks, exact.view(out, columns))
+
+
+# ------------------------------------------------------------------ elementwise
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "hidden"), [(1, 576), (3, 17), (40, 128)])
-def test_rms_norm(ops: Ops, dtype: torch.dtype, tokens: int, hidden: int) -> None:
-    x, weight = random(tokens, hidden, dtype=dtype), random(hidden, dtype=dtype, seed=1)
+def test_rms_norm(dtype: torch.dtype, tokens: int, hidden: int) -> None:
+    x, scale = random(tokens, hidden, dtype=dtype), random(hidden, dtype=dtype, seed=1)
     residual = random(tokens, hidden, dtype=dtype, seed=2)
 
     def norm(value: Tensor) -> Tensor:
         value = value.double()
-        return value / (value.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+        return value / (value.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale.double()
 
-    assert_near(ops.rms_norm(x, weight, 1e-5), norm(x), dtype)
+    assert_near(rms_norm(x, scale, 1e-5), norm(x), dtype)
+    native = make("native", dtype)
+    assert_near(native.rms_norm(x.float(), scale.float(), 1e-5), norm(x), torch.float32)
     total = x + residual
     before = x.clone()
-    assert_near(ops.add_rms_norm(x, residual, weight, 1e-5), norm(total), dtype)
+    assert_near(add_rms_norm(x, residual, scale, 1e-5), norm(total), dtype)
     assert torch.equal(residual, total)
     assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul(ops: Ops, dtype: torch.dtype) -> None:
+def test_silu_mul(dtype: torch.dtype) -> None:
     gate_up = random(11, 2 * 37, dtype=dtype) * 20
     gate_up[0, :4] = torch.tensor([0.0, 90.0, -90.0, -200.0])
     gate, up = gate_up.double().chunk(2, -1)
-    assert_near(ops.silu_mul(gate_up), gate / (1 + (-gate).exp()) * up, dtype)
+    expected = gate / (1 + (-gate).exp()) * up
+    assert_near(silu_mul(gate_up), expected, dtype)
+    native = make("native", dtype)
+    assert isinstance(native, NativeOps)
+    assert_near(native.silu_mul(gate_up.float()), expected, torch.float32)
 
 
+# ------------------------------------------------------------------ attention
+
+
+def attend(
+    name: str, qkv: Tensor, kv: Tensor, rows: PagedRows, positions: Tensor, window: int | None
+) -> Tensor:
+    chosen = make(name, kv.dtype)
+    frequencies = _frequencies(qkv.shape[-1])
+    if isinstance(chosen, NativeOps):
+        return chosen.attention(qkv.float(), kv, rows, positions, frequencies, window)
+    return layers.attention(qkv, kv, rows, angles(positions, frequencies), window)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 8, 16), (8, 1, 64), (10, 2, 128), (6, 2, 20)]
+    ("heads", "kv_heads", "dim"),
+    [(9, 3, 64), (8, 8, 16), (8, 1, 64), (10, 2, 128), (6, 2, 20)],
 )
 def test_attention_over_pages(
-    ops: Ops, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+    name: str, dtype: torch.dtype, window: int | None, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Decode rows and prompt chunks of ragged contexts, in a pool full of NaN with holes."""
     shapes = [(1, 0), (1, 15), (1, 16), (1, 333), (1, 31), (7, 0), (20, 13), (300, 40)]
-    layers, wanted_layer, block_tokens = 2, 1, 16
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).int()
-    pool = torch.full((64, layers, 2, kv_heads, block_tokens, dim), float("nan"), dtype=dtype)
-    kv = pool[:, wanted_layer]
+    block_tokens = 16
+    order = torch.randperm(63, generator=torch.Generator().manual_seed(1)).int() + 1
+    pool = torch.full((64, 2, 2, kv_heads, block_tokens, dim), float("nan"), dtype=dtype)
+    kv = pool[:, 1]
     tables = torch.full((len(shapes), 30), 2**30, dtype=torch.int32)  # padding names no block
     qkv = random(sum(new for new, _ in shapes), heads + 2 * kv_heads, dim, dtype=dtype)
     spans, slots, expected, first, taken = [], [], [], 0, 0
@@ -84,15 +158,17 @@ def test_attention_over_pages(
         tables[row, :count] = order[taken : taken + count]
         taken += count
         past = random(before, 2, kv_heads, dim, dtype=dtype, seed=row)
-        for at in range(before):
+        gone = max(0, before - window + 1) if window else 0
+        for at in range(gone, before):
             kv[tables[row, at // block_tokens], :, :, at % block_tokens] = past[at]
         own = range(before, before + new)
         slots += [int(tables[row, at // block_tokens]) * block_tokens + at % 16 for at in own]
-        expected.append(_defined(qkv[first : first + new], past, before, heads, kv_heads))
+        tables[row, : gone // block_tokens] = 0  # what the window has passed: not read
+        part = qkv[first : first + new]
+        expected.append(_defined(part, past, before, heads, kv_heads, window))
         spans.append((first, new, before))
         positions += own
         first += new
-    cos, sin = angles(torch.tensor(positions), _frequencies(dim))
     rows = PagedRows(
         starts=tuple(before for _, before in shapes),
         lengths=tuple(new for new, _ in shapes),
@@ -101,16 +177,18 @@ def test_attention_over_pages(
         slots=torch.tensor(slots),
         spans=torch.tensor(spans, dtype=torch.int32),
     )
-    ours = ops.attention(qkv.clone(), kv, rows, cos, sin, dim**-0.5)
+    ours = attend(name, qkv.clone(), kv, rows, torch.tensor(positions), window)
     assert_near(ours, torch.cat(expected), dtype)
-    assert pool[:, 1 - wanted_layer].isnan().all()
+    assert pool[:, 0].isnan().all()
 
 
 def _frequencies(dim: int) -> Tensor:
     return torch.tensor([100.0 ** (-2 * i / dim) for i in range(dim // 2)])
 
 
-def _defined(qkv: Tensor, past: Tensor, before: int, heads: int, kv_heads: int) -> Tensor:
+def _defined(
+    qkv: Tensor, past: Tensor, before: int, heads: int, kv_heads: int, window: int | None
+) -> Tensor:
     """Attention in double, without folding or pages; new keys are rounded as the pool does."""
     dim, new = qkv.shape[-1], qkv.shape[0]
     positions = torch.arange(before, before + new).double()[:, None, None]
@@ -122,17 +200,20 @@ def _defined(qkv: Tensor, past: Tensor, before: int, heads: int, kv_heads: int) 
     keys = torch.cat((past[:, 0].double(), turned[:, heads:])).repeat_interleave(group, 1)
     values = torch.cat((past[:, 1], qkv[:, heads + kv_heads :])).double()
     scores = torch.einsum("nhd,thd->nht", turned[:, :heads], keys) / math.sqrt(dim)
-    future = torch.arange(before + new) > torch.arange(before, before + new)[:, None]
-    scores.masked_fill_(future[:, None], float("-inf"))
+    at, own = torch.arange(before + new), torch.arange(before, before + new)[:, None]
+    hidden = (at > own) | (at <= own - (window or before + new))
+    scores.masked_fill_(hidden[:, None], float("-inf"))
     shares = scores.softmax(-1)
     mixed = torch.einsum("nht,thd->nhd", shares, values.repeat_interleave(group, 1))
     return mixed.reshape(new, heads * dim)
 
 
-def test_attention_of_large_and_poisoned_scores(ops: Ops) -> None:
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_of_large_and_poisoned_scores(name: str, dtype: torch.dtype) -> None:
     """Scores of ±10⁴ stay finite; a NaN query stays in its own row."""
-    pool = torch.zeros(4, 2, 1, 16, 64)
-    qkv = random(2, 3, 64) * 300
+    pool = torch.zeros(4, 2, 1, 16, 64, dtype=dtype)
+    qkv = (random(2, 3, 64) * 300).to(dtype)
     qkv[1, 0, 5] = float("nan")
     rows = PagedRows(
         starts=(0, 0),
@@ -142,65 +223,80 @@ def test_attention_of_large_and_poisoned_scores(ops: Ops) -> None:
         slots=torch.tensor([48, 16]),
         spans=torch.tensor([[0, 1, 0], [1, 1, 0]], dtype=torch.int32),
     )
-    out = ops.attention(qkv.clone(), pool, rows, torch.ones(2, 32), torch.zeros(2, 32), 0.125)
-    assert_near(out[0], qkv[0, 2], torch.float32)
+    out = attend(name, qkv.clone(), pool, rows, torch.tensor([0, 0]), None)
+    assert_near(out[0], qkv[0, 2], dtype)
     assert out[1].isnan().all()
 
 
-@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "F16"])
+# ------------------------------------------------------------------ products
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "F32", "F16", "BF16"])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 7, 8, 9, 33])
-def test_quantised_product(ops: Ops, encoding: str, tokens: int) -> None:
-    out, columns = 128, 96
-    blocks, exact = _blocks(encoding, out, columns)
-    dense = Dense(exact.to(torch.bfloat16))
-    linear = ops.quantised(dense, encoding, blocks)
-    assert linear.shape == (out, columns)
-    x = random(tokens, columns, dtype=torch.bfloat16)
-    expected = x.double() @ exact.double().T
-    error = (linear(x).double() - expected).norm() / expected.norm()
-    assert error < 5e-3
+def test_product(name: str, dtype: torch.dtype, encoding: str, tokens: int) -> None:
+    """Panels that are not full, a bias, and two stored matrices in one product."""
+    chosen = make(name, dtype)
+    parts = [weight(encoding, 128, 96), weight(encoding, 37, 96, seed=4)]
+    bias = random(165, seed=9)
+    linear = chosen.linear(parts, bias.to(dtype if name == "reference" else torch.float32))
+    assert linear.shape == (165, 96)
+    x = random(tokens, 96)
+    exact = torch.cat([part.exact for part in parts]).double()
+    expected = x.double() @ exact.T + bias.double()
+    ours = linear(x.to(dtype) if name == "reference" else x)
+    error = (ours.double() - expected).norm() / expected.norm()
+    limit = 1e-6 if dtype == torch.float32 else 5e-3 if name == "reference" else 5e-5
+    assert error < limit
 
 
-def test_native_blocks_are_exact_where_the_dense_weight_is_rounded() -> None:
-    ops = select("cpu")
-    blocks, exact = _blocks("Q4_1", 256, 576)
-    dense = Dense(exact.to(torch.bfloat16))
-    linear = ops.quantised(dense, "Q4_1", blocks)
-    if isinstance(ops, TorchOps):
-        pytest.skip("native kernels are not built")
-    x = random(4, 576, dtype=torch.bfloat16)
-    expected = (x.double() @ exact.double().T).to(torch.bfloat16)
-    assert (linear(x) != expected).float().mean() < 0.01  # a sum on the edge of rounding
-    assert (dense(x) != expected).float().mean() > 0.05
+def test_rows_in_pairs_order_are_put_back() -> None:
+    stored = weight("Q8_0", 96, 64)
+    paired = Weight("Q8_0", stored.data, stored.exact, pairs=3)
+    x = random(5, 64)
+    plain = make("native", torch.float32).linear([stored], None)(x)
+    ours = make("native", torch.float32).linear([paired], None)(x)
+    for head in range(3):
+        for row in range(32):
+            stored_at = head * 32 + (2 * row if row < 16 else 2 * (row - 16) + 1)
+            assert torch.equal(ours[:, head * 32 + row], plain[:, stored_at])
 
 
-def test_quantised_keeps_the_dense_product_where_blocks_do_not_fit(ops: Ops) -> None:
-    blocks, exact = _blocks("Q4_0", 64, 64)
-    single = Dense(exact)
-    assert ops.quantised(single, "Q4_0", blocks) is single
-    biased = Dense(exact.to(torch.bfloat16), torch.ones(64, dtype=torch.bfloat16))
-    assert ops.quantised(biased, "Q4_0", blocks) is biased
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_1", "F16"])
+def test_embedding_rows_are_the_stored_numbers(encoding: str) -> None:
+    stored = weight(encoding, 40, 64)
+    ids = torch.tensor([39, 0, 7, 7])
+    for name in ("reference", "native"):
+        assert torch.equal(make(name, torch.float32).embedding(stored)(ids), stored.exact[ids])
 
 
-def _blocks(encoding: str, out: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Random blocks and the numbers that they stand for."""
-    count = out * columns // 32
-    grid = (random(count, 2) * 0.1).half()
-    generator = torch.Generator().manual_seed(3)
-    if encoding == "F16":
-        plain = random(out, columns).half()
-        return plain.view(torch.uint8), plain.float()
-    if encoding == "Q8_0":
-        values = torch.randint(-127, 128, (count, 32), dtype=torch.int8, generator=generator)
-        head = grid[:, :1].contiguous().view(torch.uint8)
-        blocks = torch.cat((head, values.view(torch.uint8)), 1)
-        return blocks.view(out, -1), (values * grid[:, :1].float()).view(out, columns)
-    packed = torch.randint(0, 256, (count, 16), dtype=torch.uint8, generator=generator)
-    head = grid[:, : 1 if encoding == "Q4_0" else 2].contiguous().view(torch.uint8)
-    blocks = torch.cat((head, packed), 1).view(out, -1)
-    values, scales, zeros = nibbles(encoding, blocks)
-    exact = values.view(out, -1, 32).float() * scales.unsqueeze(-1) + zeros.unsqueeze(-1)
-    return blocks, exact.view(out, columns)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_poisoned_token_stays_in_its_own_row(bad: float) -> None:
+    linear = make("native", torch.bfloat16).linear([weight("Q4_1", 64, 96)], None)
+    x = random(9, 96)
+    clean = linear(x)
+    x[4, 40] = bad
+    ours = linear(x)
+    assert not ours[4].isfinite().any()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(ours[others], clean[others])
+
+
+def test_zeros_and_tiny_numbers_come_through() -> None:
+    stored = weight("Q4_1", 64, 96)
+    linear = make("native", torch.bfloat16).linear([stored], None)
+    x = torch.zeros(3, 96)
+    x[1, 32:64] = 1e-36
+    x[2, :] = 1e-20
+    ours = linear(x)
+    assert (ours[0] == 0).all()
+    assert ours.isfinite().all()
+    expected = x[2].double() @ stored.exact.double().T
+    torch.testing.assert_close(ours[2].double(), expected, rtol=1e-3, atol=1e-24)
+
+
+# ------------------------------------------------------------------ choice and build
 
 
 def test_native_code_is_chosen_where_it_was_built() -> None:
@@ -208,6 +304,29 @@ def test_native_code_is_chosen_where_it_was_built() -> None:
     assert native == library_path().exists()
     assert isinstance(select("cpu", native=False), TorchOps)
     assert isinstance(select("meta"), TorchOps)
+    assert isinstance(select("cpu", columns=(64, 40)), TorchOps)
+
+
+def test_a_library_that_cannot_be_loaded_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "native.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(ops, "library_path", lambda: broken)
+    with caplog.at_level(logging.WARNING, "skerry.kernels"):
+        chosen = select("cpu", torch.bfloat16)
+    assert isinstance(chosen, TorchOps)
+    assert chosen.dtype == torch.bfloat16
+    assert len(caplog.records) == 1
+    assert "cannot be loaded" in caplog.text
+
+
+def test_reference_uses_blocks_of_4_bits_where_they_fit() -> None:
+    chosen = TorchOps(torch.bfloat16)
+    assert not isinstance(chosen.linear([weight("Q4_0", 64, 64)], None), Dense)
+    bias = torch.ones(64, dtype=torch.bfloat16)
+    assert isinstance(chosen.linear([weight("Q4_0", 64, 64)], bias), Dense)
+    assert isinstance(chosen.linear([weight("Q8_0", 64, 64)], None), Dense)
 
 
 def test_build_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -39,7 +39,11 @@ def read(folder: Path, **changes: object) -> ModelConfig:
         ({"head_dim": 15}, "odd"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
         ({"vocab_size": 0}, "vocab_size"),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "sliding"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window is 0"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["chunked"]},
+            "layer_types",
+        ),
     ],
 )
 def test_json_that_cannot_be_computed_is_refused_by_name(

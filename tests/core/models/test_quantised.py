@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ def test_nibbles_scales_and_zeros_make_the_same_numbers(encoding: Encoding) -> N
 @pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.Q4_0, Encoding.Q8_0])
 def test_rows_are_put_back_in_order_without_decoding(encoding: Encoding) -> None:
     tensor, expected = stored(encoding, rows=48)
-    ordered = tensor.grouped_heads(3).numbers(torch.float32)
+    ordered = replace(tensor, pairs=3).numbers(torch.float32)
     for head in range(3):
         for row in range(16):
             stored_at = head * 16 + (2 * row if row < 8 else 2 * (row - 8) + 1)

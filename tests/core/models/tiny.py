@@ -18,7 +18,7 @@ from torch import Tensor
 
 from core.engine import batch
 from core.engine.plan import Row, SampleSpec, SequenceId
-from core.engine.runner_torch import Stepper, kv_geometry
+from core.engine.runner_torch import Stepper, kv_geometry, layers_of
 from core.models.decoder import Decoder
 from core.models.llama import build
 from core.models.weights import open_weights
@@ -207,24 +207,31 @@ def _text(value: str) -> bytes:
 # ------------------------------------------------------------------ running
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32, *, native: bool = True) -> Decoder:
+def load(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    native: bool = True,
+    threads: int = 1,
+) -> Decoder:
     source = open_weights(path)
-    decoder = build(source, dtype=dtype, ops=select("cpu", native=native))
+    decoder = build(source, ops=select("cpu", dtype, native=native, threads=threads))
     source.close()
     return decoder
 
 
 def stepper(decoder: Decoder, blocks: int = 64) -> Stepper:
-    dtype = str(decoder.embedding.dtype).removeprefix("torch.")
+    dtype = str(decoder.ops.dtype).removeprefix("torch.")
     geometry = kv_geometry(decoder.config, dtype, blocks)
     return Stepper(decoder, geometry, mmap.mmap(-1, geometry.pool_bytes))
 
 
 def row(
     ids: Sequence[int], start: int, table: Sequence[int], sample: SampleSpec | None = GREEDY,
-    name: str = "s",
+    name: str = "s", groups: int = 1,
 ) -> Row:  # fmt: skip
-    return Row(SequenceId(name), tuple(ids), start, (tuple(table),), sample)
+    """The same block ids in each of the KV groups."""
+    return Row(SequenceId(name), tuple(ids), start, (tuple(table),) * groups, sample)
 
 
 def forced(machine: Stepper, rows: Sequence[Row]) -> Tensor:
@@ -232,7 +239,7 @@ def forced(machine: Stepper, rows: Sequence[Row]) -> Tensor:
     plan = batch.build(rows)
     plan = replace(plan, sampled=torch.arange(len(plan.tokens)))
     with torch.inference_mode():
-        return machine.decoder.forward(plan, machine.pool.layers(0))
+        return machine.decoder.forward(plan, layers_of(machine.pool, machine.decoder.config))
 
 
 def prompt(length: int, seed: int = 3, vocabulary: int = 320) -> list[int]:

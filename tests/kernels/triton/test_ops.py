@@ -1,0 +1,125 @@
+"""A decoder's layers on the kernels give what the references give, step after step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.layers import Layer, Layers, Shape, TorchLayers
+from kernels.linear import Dense
+from kernels.paged_attention import PagedRows
+from kernels.triton.ops import TritonLayers, TritonOps
+from tests.kernels.triton.cases import BLOCK, DEVICE, HOLE, assert_near, integers, nan, random
+
+HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, WINDOW = 6, 2, 16, 40, 56, 20
+SHAPE = Shape(
+    hidden=HIDDEN,
+    width=WIDTH,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=DIM,
+    norm_eps=1e-5,
+    inverse_frequencies=torch.tensor([30.0 ** (-i / 8) for i in range(8)], device=DEVICE),
+)
+
+
+def dense(out: int, columns: int, seed: int) -> Dense:
+    return Dense(random(out, columns, seed=seed) / columns**0.5)
+
+
+def layer(seed: int, window: int | None) -> Layer:
+    return Layer(
+        attention_norm=random(HIDDEN, seed=seed) + 1,
+        qkv=dense((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, seed + 1),
+        output=dense(HIDDEN, HEADS * DIM, seed + 2),
+        mlp_norm=random(HIDDEN, seed=seed + 3) + 1,
+        gate_up=dense(2 * WIDTH, HIDDEN, seed + 4),
+        down=dense(HIDDEN, WIDTH, seed + 5),
+        window=window,
+    )
+
+
+def rows_of(shapes: list[tuple[int, int]]) -> tuple[PagedRows, torch.Tensor]:
+    """Row r lies in blocks 5·r and following, downwards; shapes are (start, length)."""
+    tables = torch.full((len(shapes), 6), HOLE, dtype=torch.int32)
+    spans: list[tuple[int, int, int]] = []
+    slots: list[int] = []
+    positions: list[int] = []
+    for row, (start, length) in enumerate(shapes):
+        for at in range(-(-(start + length) // BLOCK)):
+            tables[row, at] = 5 * row + 4 - at
+        spans.append((len(slots), length, start))
+        for position in range(start, start + length):
+            slots.append(int(tables[row, position // BLOCK]) * BLOCK + position % BLOCK)
+            positions.append(position)
+    rows = PagedRows(
+        starts=tuple(start for start, _ in shapes),
+        lengths=tuple(length for _, length in shapes),
+        decode=sum(length == 1 for _, length in shapes),
+        tables=tables.to(DEVICE),
+        slots=integers(slots, torch.int64),
+        spans=integers(spans),
+    )
+    return rows, integers(positions, torch.int64)
+
+
+def test_layers() -> None:
+    """Two prompts; one step mixes a decode row with a chunk; then both decode."""
+    layers = [layer(10, None), layer(20, WINDOW)]
+    ours, theirs = TritonLayers(layers, SHAPE), TorchLayers(layers, SHAPE)
+    pools = [nan(10, 2, 2, KV_HEADS, BLOCK, DIM, dtype=torch.float32) for _ in range(2)]
+    implementations: tuple[Layers, Layers] = (ours, theirs)
+    for step, shapes in enumerate(
+        [[(0, 30), (0, 17)], [(30, 1), (17, 33)], [(31, 1), (50, 1)], [(32, 1)]]
+    ):
+        rows, positions = rows_of(shapes)
+        residual = random(len(positions), HIDDEN, seed=step)
+        found = [
+            run(residual.clone(), positions, (rows,), pool.unbind(1))
+            for run, pool in zip(implementations, pools, strict=True)
+        ]
+        assert_near(found[0], found[1], torch.float32)
+    torch.testing.assert_close(pools[0], pools[1], atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert (~pools[0].isnan()).sum() == 2 * 2 * KV_HEADS * DIM * (33 + 51)
+
+
+def test_no_layers_leave_the_residual() -> None:
+    rows, positions = rows_of([(0, 1)])
+    residual = random(1, HIDDEN)
+    assert torch.equal(TritonLayers((), SHAPE)(residual, positions, (rows,), ()), residual)
+
+
+class Plain:
+    """A stored fp32 weight."""
+
+    encoding, pairs = "F32", 0
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self.data = weight.contiguous().view(torch.uint8)
+        self.columns = weight.shape[1]
+
+    def decode(self, out: torch.Tensor) -> None:
+        out.copy_(self._weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_are_decoded_once_and_shared(dtype: torch.dtype) -> None:
+    """A head tied to the embedding is the same memory; several parts become one product."""
+    ops = TritonOps(dtype, DEVICE)
+    table, other = Plain(torch.randn(7, 5)), Plain(torch.randn(3, 5))
+    embedding = ops.embedding(table)
+    ids = integers([3, 0], torch.int64)
+    assert torch.equal(embedding(ids).cpu(), table._weight[[3, 0]].to(dtype))
+    head, both = ops.linear([table], None), ops.linear([other, table], None)
+    assert isinstance(head, Dense)
+    assert head.weight.data_ptr() == embedding.weight.data_ptr()  # type: ignore[attr-defined]  # its own class
+    assert both.shape == (10, 5)
+    x = random(2, 5, dtype=dtype)
+    assert_near(both(x)[:, 3:], head(x), dtype)
+    assert torch.equal(ops.vector(Plain(torch.ones(1, 4))).cpu(), torch.ones(4, dtype=dtype))
+    assert_near(
+        ops.rms_norm(x, ops.vector(Plain(torch.ones(1, 5))), 0.0).square().mean(-1),
+        torch.ones(2),
+        dtype,
+    )
