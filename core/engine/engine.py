@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
+from core.engine.cost import StepCost
+from core.engine.drafter import Drafter
+from core.engine.guessing import Guessing
+from core.engine.intake import Limits
 from core.engine.messages import (
     Abort,
     Begin,
@@ -19,41 +25,32 @@ from core.engine.messages import (
     Stepped,
 )
 from core.engine.plan import LoadedModel, Runner, StepHandle, StepPlan, StepResult
-from core.engine.scheduler import Limits, Scheduler
+from core.engine.scheduler import Scheduler
 from core.kv.block_manager import BlockManager
-from core.types import BLOCK_TOKENS
 
-_PREFILL_MEMORY_TOKENS = 4096
 _DECODE_MEMORY_STEPS = 32
 _SHORTEST_STEP_S = 1e-6
 
 
-class Rates:
-    """Moving averages of what steps delivered, seeded with what was measured at load.
+class DecodeRate:
+    """Tokens a second that a sequence gets while it decodes: a moving average over steps."""
 
-    A row of more than one token is prefill, a row of one token is decode. Decode is per sequence:
-    one token a step. Prefill is all prompt tokens of a step over its whole time, so decodes that
-    share the step make it slower, as they do for the caller. Rests of a prompt below one block say
-    nothing about the rate and are left out.
-    """
-
-    def __init__(self, prefill_tokens_per_s: float, decode_tokens_per_s: float) -> None:
-        self.prefill_tokens_per_s = prefill_tokens_per_s
-        self.decode_tokens_per_s = decode_tokens_per_s
+    def __init__(self, tokens_per_s: float) -> None:
+        self.tokens_per_s = tokens_per_s
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        seconds = max(result.seconds, _SHORTEST_STEP_S)
-        prompt = sum(len(row.token_ids) for row in plan.rows if len(row.token_ids) > 1)
-        if prompt >= BLOCK_TOKENS:
-            share = min(1.0, prompt / _PREFILL_MEMORY_TOKENS)
-            self.prefill_tokens_per_s += share * (prompt / seconds - self.prefill_tokens_per_s)
-        if any(len(row.token_ids) == 1 for row in plan.rows):
-            share = 1 / _DECODE_MEMORY_STEPS
-            self.decode_tokens_per_s += share * (1 / seconds - self.decode_tokens_per_s)
+        decoding = {row.sequence for row in plan.rows if row.decodes}
+        gained = sum(len(row.token_ids) for row in result.rows if row.sequence in decoding)
+        if decoding:
+            rate = gained / len(decoding) / max(result.seconds, _SHORTEST_STEP_S)
+            self.tokens_per_s += (rate - self.tokens_per_s) / _DECODE_MEMORY_STEPS
 
 
 class Engine:
-    """`depth` plans may be with the runner at once. Not started before the runner has loaded."""
+    """`depth` plans may be with the runner at once. Not started before the runner has loaded.
+
+    `landed` is called, from any thread, whenever a step has been computed: once for each, in order.
+    """
 
     def __init__(
         self,
@@ -63,19 +60,36 @@ class Engine:
         max_sequences: int,
         max_step_tokens: int,
         depth: int = 1,
+        mixed_step_s: float = 0.0,
+        drafter: Callable[[], Drafter] | None = None,
+        landed: Callable[[object], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = Limits(
             context=loaded.context,
             vocab_size=loaded.vocab_size,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
+            mixed_step_s=mixed_step_s,
         )
-        self.scheduler = Scheduler(limits, BlockManager(loaded.geometry.blocks), loaded.fingerprint)
+        geometry = loaded.geometry
+        # Prefixes are known by the blocks of group 0, which keeps them all whatever its layers see.
+        windows = [None, *(group.window for group in geometry.groups[1:])]
+        self._cost = StepCost(loaded.prefill_tokens_per_s, loaded.decode_tokens_per_s)
+        self._decode_rate = DecodeRate(loaded.decode_tokens_per_s)
+        self.scheduler = Scheduler(
+            limits,
+            BlockManager(geometry.blocks, windows),
+            loaded.fingerprint,
+            cost=self._cost,
+            guessing=drafter and Guessing(drafter, self._cost, budget=max_step_tokens),
+            clock=clock,
+        )
         self.stopping = False
         self._runner = runner
         self._depth = depth
         self._handles: deque[tuple[StepPlan, StepHandle]] = deque()
-        self._rates = Rates(loaded.prefill_tokens_per_s, loaded.decode_tokens_per_s)
+        self._landed = landed
         self._reported = self.stats()
 
     def handle(self, command: Command) -> None:
@@ -96,19 +110,36 @@ class Engine:
             case Shutdown():
                 self.stopping = True
 
-    def step(self) -> bool:
-        """Compute one step to its end; False when there was nothing to compute."""
+    @property
+    def busy(self) -> bool:
+        """Is a step being computed?"""
+        return bool(self._handles)
+
+    def fill(self) -> None:
+        """Give the runner as many steps as there are and it may have."""
         while len(self._handles) < self._depth:
             plan = self.scheduler.plan()
             if plan is None:
                 break
-            self._handles.append((plan, self._runner.submit(plan)))
-        if not self._handles:
-            return False
+            handle = self._runner.submit(plan)
+            self._handles.append((plan, handle))
+            if self._landed is not None:
+                handle.add_done_callback(self._landed)
+
+    def collect(self) -> None:
+        """Wait for the oldest step and take its result."""
         plan, handle = self._handles.popleft()
         result = handle.result()
         self.scheduler.apply(result)
-        self._rates.note(plan, result)
+        self._cost.note(plan, result.seconds)
+        self._decode_rate.note(plan, result)
+
+    def step(self) -> bool:
+        """Compute one step to its end; False when there was nothing to compute."""
+        self.fill()
+        if not self._handles:
+            return False
+        self.collect()
         return True
 
     def messages(self) -> list[Reserved | SequenceFailed | Stepped]:
@@ -141,10 +172,12 @@ class Engine:
             blocks_cached=blocks.cache.idle,
             blocks_total=blocks.totals[0],
             prefill_backlog_tokens=gauges.prefill_backlog_tokens,
-            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
-            decode_tokens_per_s=self._rates.decode_tokens_per_s,
+            prefill_tokens_per_s=self._cost.prefill_tokens_per_s,
+            decode_tokens_per_s=self._decode_rate.tokens_per_s,
             generated_tokens=counters.generated,
             computed_prompt_tokens=counters.computed_prompt,
             cached_prompt_tokens=counters.cached_prompt,
             preemptions=counters.preemptions,
+            drafted_tokens=counters.drafted,
+            accepted_tokens=counters.accepted,
         )

@@ -6,8 +6,10 @@ each other; a front that takes nothing any more is given up at a limit.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import time
 
 from core.engine.messages import Command, RankMessage, command_decoder
 from core.errors import InternalError
@@ -15,6 +17,32 @@ from core.framing import encode_frame
 
 OUTBOX_BYTES = 64 << 20
 _READ_BYTES = 1 << 18
+
+
+class Bell:
+    """Wakes the rank's thread, which waits on its socket, from another thread."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def ring(self, _: object = None) -> None:
+        os.write(self._writer, b"!")
+
+    def rung(self) -> int:
+        """How often since the last time."""
+        try:
+            return len(os.read(self._reader, _READ_BYTES))
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        """Nobody may ring any more."""
+        os.close(self._reader)
+        os.close(self._writer)
 
 
 class Link:
@@ -55,22 +83,25 @@ class Link:
         self._outbox += frame[sent:]
         self._flush()
 
-    def receive(self, *, wait: bool) -> list[Command]:
-        """All commands that have come; with `wait`, at least one unless the front goes.
+    def receive(
+        self, *, wait: bool, bell: Bell | None = None, at_most_s: float | None = None
+    ) -> list[Command]:
+        """All commands that have come; with `wait`, at least one, unless the front goes, `bell`
+        rings or `at_most_s` have passed.
 
         Raises VersionSkew for bytes that are no command.
         """
+        until = None if at_most_s is None else time.monotonic() + at_most_s
+        reading: list[socket.socket | Bell] = [self._sock, *([bell] if bell else [])]
         while not self.closed:
+            left = None if until is None else max(0.0, until - time.monotonic())
             writing = [self._sock] if self._outbox else []
-            readable, writable, _ = select.select([self._sock], writing, [], None if wait else 0)
+            readable, writable, _ = select.select(reading, writing, [], left if wait else 0)
             if writable:
                 self._flush()
-            if readable:
-                commands = self._read()
-                if commands or not wait:
-                    return commands
-            elif not wait:
-                break
+            commands = self._read() if self._sock in readable else []
+            if commands or bell in readable or not wait or left == 0:
+                return commands
         return []
 
     def close(self) -> None:

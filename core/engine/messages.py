@@ -12,9 +12,12 @@ Life of a sequence in the rank::
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from core.engine.plan import SequenceId
+from core.engine.pending import MOST_AHEAD
+from core.engine.plan import Scores, SequenceId
 from core.framing import FrameDecoder
 from core.kv.geometry import KVGeometry
 from core.types import FinishReason
@@ -36,6 +39,18 @@ class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: frozenset[int] = frozenset()
     """Union of the model's end tokens (unless ignored) and the caller's stop_token_ids."""
     priority: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    """No token of `stop_ids` is sampled before so many output tokens."""
+    logprobs: int | None = None
+    """Each output token is reported with so many of the best candidates' log probabilities."""
+    deadline_s: float | None = None
+    """Time left: past it the sequence fails with deadline_exceeded, wherever it stands, unless a
+    peer is filling or reading its blocks just then."""
 
 
 # ------------------------------------------------------------------ front → rank
@@ -147,6 +162,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     computed_tokens: int | None = None
+    scores: tuple[Scores, ...] = ()
+    """One for each of `token_ids` where the spec asks for log probabilities."""
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +194,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     computed_prompt_tokens: int
     cached_prompt_tokens: int
     preemptions: int
+    drafted_tokens: int = 0
+    """Guesses that the model has checked."""
+    accepted_tokens: int = 0
+    """Of these, the ones that were right."""
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped", tag_field="kind"):
@@ -226,6 +247,16 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int
     max_sequences: int = 64
     max_step_tokens: int = 512
+    depth: Annotated[int, msgspec.Meta(ge=1, le=MOST_AHEAD)] = 1
+    """Plans that may be with the runner at once. Two or more hide the time between steps, which is
+    1 % of a step on a CPU, and cost a newcomer a step."""
+    speculate: bool = True
+    """Check guesses where that gives more tokens a second."""
+    mixed_step_s: float = 0.25
+    """Prompts are read in chunks that keep a step about this short while others decode; 0: chunks
+    as large as they may be."""
+    native: bool = True
+    """Use compiled kernels where they are there; False: PyTorch alone."""
     scripted: ScriptedConfig | None = None
 
 
@@ -238,8 +269,14 @@ class ScriptedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: as fast as it goes."""
     repeat: bool = False
     """Play the prompt back for ever instead of once."""
+    scramble: bool = False
+    """Pick ids of the prompt so that each depends on every token before it."""
     skip_ids: tuple[int, ...] = ()
     """Prompt ids that are not played back: control tokens of a chat template."""
     end_id: int = 0
     block_bytes: int = 4096
     """KV bytes a block, to make transfers as heavy as a real model's."""
+    window: int = 0
+    """With a number: a second KV group, which sees so many tokens."""
+    window_blocks: int = 0
+    """Blocks of that group's pool."""

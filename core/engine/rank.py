@@ -17,8 +17,9 @@ import sys
 import msgspec
 
 from core import log
+from core.engine.drafter import PromptLookup
 from core.engine.engine import Engine
-from core.engine.link import Link
+from core.engine.link import Bell, Link
 from core.engine.messages import LoadFailed, Loading, RankConfig, Ready
 from core.engine.plan import LoadedModel, Runner
 from core.errors import ConfigError, SkerryError
@@ -47,13 +48,14 @@ def main() -> int:
 def serve(config: RankConfig, sock: socket.socket) -> int:
     """Load, report, run until the front goes; the exit status. Closes `sock`."""
     link = Link(sock)
+    bell = Bell()
     try:
         runner = make_runner(config)
         try:
             loaded = _load(runner, link)
             if loaded is None:
                 return EXIT_LOAD
-            return _run(config, link, runner, loaded)
+            return _run(config, link, bell, runner, loaded)
         finally:
             runner.close()
     except ConfigError as error:
@@ -63,6 +65,7 @@ def serve(config: RankConfig, sock: socket.socket) -> int:
         return EXIT_ENGINE
     finally:
         link.close()
+        bell.close()
 
 
 def make_runner(config: RankConfig) -> Runner:
@@ -74,7 +77,7 @@ def make_runner(config: RankConfig) -> Runner:
     if config.engine == "torch":
         from core.engine.runner_torch import TorchRunner  # torch takes seconds to import
 
-        return TorchRunner(config)
+        return TorchRunner(config, native=config.native)
     raise ConfigError(f"engine {config.engine!r} is neither torch nor scripted")
 
 
@@ -102,12 +105,16 @@ def _load_failed(link: Link, message: str) -> int:
     return EXIT_LOAD
 
 
-def _run(config: RankConfig, link: Link, runner: Runner, loaded: LoadedModel) -> int:
+def _run(config: RankConfig, link: Link, bell: Bell, runner: Runner, loaded: LoadedModel) -> int:
     engine = Engine(
         loaded,
         runner,
         max_sequences=config.max_sequences,
         max_step_tokens=config.max_step_tokens,
+        depth=config.depth,
+        mixed_step_s=config.mixed_step_s,
+        drafter=PromptLookup if config.speculate else None,
+        landed=bell.ring,
     )
     ready = Ready(
         fingerprint=loaded.fingerprint,
@@ -121,16 +128,18 @@ def _run(config: RankConfig, link: Link, runner: Runner, loaded: LoadedModel) ->
     )
     link.send_with_descriptor(ready, loaded.memory_fd)
     rehearsal = config.engine == "scripted"
-    busy = False
     while not engine.stopping:
-        for command in link.receive(wait=not busy):
+        wait_s = engine.scheduler.expires_in
+        for command in link.receive(wait=True, bell=bell, at_most_s=wait_s):
             engine.handle(command)
         if link.closed:
             return 0
-        link.send(*engine.messages())  # refusals and reservations do not wait for a step
-        busy = engine.step()
+        for _ in range(bell.rung()):
+            engine.collect()
+        engine.scheduler.expire()
+        engine.fill()  # first, so that what follows happens while the next step is computed
         link.send(*engine.messages())
-        if rehearsal and not busy:
+        if rehearsal and not engine.busy:
             engine.scheduler.roster.check_integrity()
     return 0
 

@@ -18,6 +18,8 @@ class Counters:
     computed_prompt: int = 0
     cached_prompt: int = 0
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)

@@ -86,9 +86,10 @@ class Roster:
         self._leaving.append(sequence)
         self._free_if_left(sequence)
 
-    def landed(self, sequence: Sequence) -> bool:
+    def landed(self, sequence: Sequence, *, samples: bool) -> bool:
         """A row of it came out of a step; does anybody still want the result?"""
         sequence.in_flight -= 1
+        sequence.pending -= samples
         if sequence.status is not Status.FINISHED:
             return True
         self._free_if_left(sequence)
@@ -120,6 +121,10 @@ class Roster:
                 raise InternalError(
                     f"{one.id} has {one.computed} computed and {one.planned} planned positions "
                     f"in blocks for {one.table.capacity}"
+                )
+            if not 0 <= one.pending <= one.in_flight:
+                raise InternalError(
+                    f"{one.id} waits for {one.pending} tokens of {one.in_flight} steps"
                 )
         if len(self.waiting) + len(self.running) > len(self._known):
             raise InternalError("a queue lists a sequence that is not known")

@@ -1,24 +1,56 @@
 """From logits to tokens, one row at a time, so that no row's choice depends on its neighbours.
 
-Candidates are sorted by (log probability descending, id ascending); a uniform number that is a
-function of (seed, choice, output position) alone picks from their cumulative distribution. The
-order of filters: temperature, top-k, then top-p over what is left, at least one token.
+Order, which is that of vLLM's documented sampler: (1) log probabilities to report are read from the
+logits as the model gave them; (2) `shaping`: forbidden ids, bias, penalties; (3) temperature;
+(4) min-p, then top-k, then top-p over what is left, at least one token; (5) the draw. Candidates
+are sorted by (log probability descending, id ascending), so each filter keeps a beginning of the
+order; a uniform number that is a function of (seed, choice, output position) alone picks from
+their cumulative distribution.
+
+Arithmetic runs row by row and in pieces that are never split between threads: the same logits give
+the same token, whatever the batch and the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from core.engine.plan import SampleSpec
+from core.engine.plan import IMPOSSIBLE, SampleSpec, Scores
+from core.engine.shaping import shape, shapes
 
 HEAD = 256
-"""Candidates looked at before the whole vocabulary is sorted; nearly every draw falls in here."""
+"""Candidates looked at first; nearly every draw falls in here."""
+LONG_HEAD = 4096
+"""Looked at before the whole vocabulary is sorted."""
 
+_COLDEST = 1e-20
+"""A temperature below it is taken as this: all but the best are as impossible, and single
+precision can still divide by it."""
+_PIECE = 16384
+"""Elements of one pass over a row; torch shares out what is longer than 32,768."""
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`scores` where the spec asks for log probabilities."""
+
+    token_id: int
+    scores: Scores | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first candidates in order; `complete` when there are no others."""
+
+    values: Tensor
+    ids: Tensor
+    complete: bool
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -35,67 +67,141 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int | None]:
-    """One token per row of `logits` [rows, vocabulary] fp32; None where a row is not finite."""
+def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled | None]:
+    """One token per row of `logits` [rows, vocabulary] fp32; None where a row is not finite.
+
+    Rows whose spec has a bias, penalties or forbidden ids are changed in place.
+    """
     if not specs:
         return []
-    best, best_ids = logits.max(-1)
-    picked: list[int | None] = []
-    sound, ids = best.isfinite().tolist(), best_ids.tolist()
+    best, best_ids = (both.tolist() for both in logits.max(-1))
+    sound = [-torch.inf < value < torch.inf for value in best]  # NaN is neither
+    raw = {
+        row: _Raw(logits[row], best[row], spec.logprobs)
+        for row, spec in enumerate(specs)
+        if sound[row] and spec.logprobs is not None
+    }
     for row, spec in enumerate(specs):
-        if not sound[row]:
-            picked.append(None)
-        elif spec.temperature == 0 or spec.top_p <= 0 or spec.top_k == 1:
-            picked.append(ids[row])
-        else:
-            point = uniform(spec.seed, spec.choice, spec.position)
-            picked.append(_draw(logits[row], float(best[row]), spec, point))
+        if sound[row] and shapes(spec):
+            shape(logits[row], spec)
+            value, index = logits[row].max(-1)
+            best[row], best_ids[row] = float(value), int(index)
+            sound[row] = -torch.inf < best[row] < torch.inf
+    drawn = [row for row, spec in enumerate(specs) if sound[row] and not _greedy(spec)]
+    tokens = dict(zip(drawn, _draw_all(logits, best, drawn, specs), strict=True))
+    picked: list[Sampled | None] = []
+    for row in range(len(specs)):
+        token = tokens.get(row, best_ids[row])
+        scores = raw[row].of(token) if row in raw else None
+        picked.append(Sampled(token, scores) if sound[row] else None)
     return picked
 
 
-def _draw(logits: Tensor, best: float, spec: SampleSpec, point: float) -> int:
-    """The candidate at `point` of the filtered cumulative distribution."""
-    # Differences to the best one are ≤ 0 before the division: a tiny temperature gives −inf and
-    # a weight of 0, never inf − inf.
-    weights = ((logits.double() - best) / spec.temperature).exp_()
-    vocabulary = weights.shape[0]
-    limit = min(spec.top_k, vocabulary) if spec.top_k > 0 else vocabulary
-    if vocabulary > HEAD:
-        found = _locate(weights, _head(logits, HEAD)[:limit], limit, spec.top_p, point)
-        if found is not None:
-            return found
-    ids = logits.sort(descending=True, stable=True).indices[:limit]
-    found = _locate(weights, ids, limit, spec.top_p, point)
-    assert found is not None, "the whole order holds every draw"
+def _greedy(spec: SampleSpec) -> bool:
+    return spec.temperature == 0 or spec.top_p <= 0 or spec.top_k == 1
+
+
+class _Raw:
+    """What is reported of a row, taken before anything changes it."""
+
+    def __init__(self, row: Tensor, best: float, count: int) -> None:
+        self._row = row.clone()
+        self._log_total = best + float(_mass(row, best, 1.0).log())
+        ids = _best(row, min(count, len(row)))
+        self._top_ids = tuple(ids.tolist())
+        self._top = tuple(self._finite(value) for value in row[ids].tolist())
+
+    def of(self, token: int) -> Scores:
+        return Scores(self._finite(float(self._row[token])), self._top_ids, self._top)
+
+    def _finite(self, logit: float) -> float:
+        return min(0.0, max(IMPOSSIBLE, logit - self._log_total))
+
+
+def _best(row: Tensor, count: int) -> Tensor:
+    """Ids of the `count` best, equals by id."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=row.device)
+    ids = (row >= row.topk(count).values[-1]).nonzero().flatten()
+    return ids[row[ids].sort(descending=True, stable=True).indices[:count]]
+
+
+def _draw_all(
+    logits: Tensor, best: Sequence[float], drawn: Sequence[int], specs: Sequence[SampleSpec]
+) -> list[int]:
+    """The tokens of the rows `drawn`."""
+    found = []
+    for row, head in zip(drawn, _heads(logits, drawn), strict=True):
+        spec, line = specs[row], logits[row]
+        token = _draw(line, best[row], head, spec) if head is not None else None
+        if token is None and len(line) > LONG_HEAD:
+            token = _draw(line, best[row], _head(*line.topk(LONG_HEAD)), spec)
+        if token is None:
+            order = line.sort(descending=True, stable=True)
+            token = _draw(line, best[row], _Head(*order, complete=True), spec)
+        assert token is not None, "the whole order holds every draw"
+        found.append(token)
     return found
 
 
-def _head(logits: Tensor, count: int) -> Tensor:
-    """The best ids in order, without those that tie with the first one left out."""
-    values, ids = logits.topk(count)
-    whole = int((values > values[-1]).sum())
-    ids, by_id = ids[:whole].sort()
-    return ids[values[by_id].sort(descending=True, stable=True).indices]
+def _heads(logits: Tensor, drawn: Sequence[int]) -> list[_Head | None]:
+    """Of the rows `drawn`. Which are the largest is exact, so rows may be looked at together."""
+    if not drawn or logits.shape[-1] <= HEAD:
+        return [None] * len(drawn)
+    values, ids = logits[list(drawn)].topk(HEAD)
+    tied = (values[:, 1:] == values[:, :-1]).any(-1).tolist()
+    # without ties the order stands; the last may tie with what is left out
+    return [
+        _head(values[at], ids[at])
+        if tied[at]
+        else _Head(values[at, :-1], ids[at, :-1], complete=False)
+        for at in range(len(drawn))
+    ]
 
 
-def _locate(weights: Tensor, ids: Tensor, limit: int, top_p: float, point: float) -> int | None:
-    """`ids` are the first candidates in order, `limit` is how many there are in all.
+def _head(values: Tensor, ids: Tensor) -> _Head:
+    """The order without those that tie with its last one: equals of that are left out."""
+    ids, by_id = ids[: int((values > values[-1]).sum())].sort()
+    values, order = values[by_id].sort(descending=True, stable=True)
+    return _Head(values, ids[order], complete=False)
 
-    None when these are too few to tell.
-    """
-    complete = len(ids) == limit
-    if not complete and (limit < len(weights) or not len(ids)):
-        return None  # the mass of the best `limit` is not known
-    mass = weights[ids].cumsum(0)
-    total = mass[-1] if limit < len(weights) else weights.sum()
-    if top_p < 1:  # the nucleus: the shortest head whose mass reaches top_p
-        size = int(torch.searchsorted(mass, top_p * total)) + 1
-        if size > len(ids) and not complete:
+
+def _draw(row: Tensor, best: float, head: _Head, spec: SampleSpec) -> int | None:
+    """The candidate at the row's uniform number; None when the head is too short to tell."""
+    temperature = max(spec.temperature, _COLDEST)
+    # Differences to the best one are ≤ 0 before the division: a tiny temperature gives −inf and
+    # a weight of 0, never inf − inf.
+    weights = ((head.values.double() - best) / temperature).exp_()
+    count, bounded = len(weights), head.complete
+    if spec.min_p > 0:
+        kept = int((weights >= spec.min_p).sum())
+        bounded = bounded or kept < count
+        count = kept
+    if 0 < spec.top_k <= count:
+        count, bounded = spec.top_k, True
+    if not count or (not bounded and (spec.top_k > 0 or spec.min_p > 0)):
+        return None
+    mass = weights[:count].cumsum(0)
+    total = mass[-1] if bounded else _mass(row, best, temperature)
+    if spec.top_p < 1:  # the nucleus: the shortest beginning whose mass reaches top_p
+        size = int(torch.searchsorted(mass, spec.top_p * total)) + 1
+        if size > count and not bounded:
             return None
-        mass = mass[:size]
+        mass, bounded = mass[:size], True
         total = mass[-1]
-        complete = True
+    point = uniform(spec.seed, spec.choice, spec.position)
     at = int(torch.searchsorted(mass, point * total, right=True))
-    if at < len(mass):
-        return int(ids[at])
-    return int(ids[len(mass) - 1]) if complete else None
+    if at >= len(mass):
+        if not bounded:
+            return None
+        at = len(mass) - 1
+    return int(head.ids[at])
+
+
+def _mass(row: Tensor, best: float, temperature: float) -> Tensor:
+    """Σ exp((logit − best) / temperature) over the vocabulary, double precision."""
+    total = torch.zeros((), dtype=torch.float64, device=row.device)
+    for start in range(0, len(row), _PIECE):
+        piece = row[start : start + _PIECE]
+        total += (piece - best).div_(temperature).exp_().sum(dtype=torch.float64)
+    return total

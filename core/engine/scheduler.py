@@ -2,13 +2,17 @@
 
     scheduler.run(…) … plan = scheduler.plan() … scheduler.apply(result) … scheduler.take()
 
-Several plans may be made before the first result is applied; results come in the order of plans.
+Several plans may be made before the first result is applied; results come in the order of plans. A
+row may build on the token that the plan before it samples. An end that shows only then is seen one
+plan late: the extra token is dropped, and its blocks are free once that step is over.
 
 Rules
 - Order of service is (priority, arrival), in the queue, for memory and for victims.
-- A step holds all decodes first, then prompt chunks, then newcomers, up to its token budget.
+- A step holds all decodes first, with the guesses that are worth checking, then prompt chunks, then
+  newcomers, up to its token budget; beside decodes, prompts have a bound of time too.
 - Admission takes all blocks of what is known of a sequence, and leaves a watermark for the growth
-  of others. The queue is not jumped: while its head lacks memory nobody behind it takes any.
+  of others. The queue is not jumped: while its head lacks memory nobody behind it takes any. For a
+  head of a higher priority, those of a lower one give way, if that makes room for it.
 - A running sequence grows block by block. Without a block, the last in order of service that may
   lose its blocks loses them and is computed again later, from prompt and output alike. It never
   takes from those before it: it waits. So the first in order always progresses.
@@ -18,33 +22,25 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from core.engine.cost import StepCost
 from core.engine.draft import Draft, Part
+from core.engine.guessing import Guessing
+from core.engine.intake import Intake, Limits
 from core.engine.messages import PrefillProgress, Reserved, SequenceSpec, TokenOutput
-from core.engine.plan import SequenceId, StepPlan, StepResult
+from core.engine.plan import RowResult, Scores, SequenceId, StepPlan, StepResult
 from core.engine.reports import Counters, Reports
+from core.engine.room import Room
 from core.engine.roster import Roster
-from core.engine.sequence import Sequence, Status, refusal
-from core.errors import InternalError, InvalidRequest, NoCapacity
+from core.engine.sequence import Sequence, Status
+from core.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity
 from core.kv.block_manager import BlockManager, blocks_for
-from core.kv.prefix_cache import CachedBlock, Hasher, TokenChain
-from core.prefix import block_root, next_block_hash
+from core.kv.prefix_cache import GONE, CachedBlock, Hasher
+from core.prefix import next_block_hash
 from core.types import BLOCK_TOKENS
-
-_WATERMARK_SHARE = 64
-"""One block in so many stays free for growth when something is admitted beside others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`context`: the model's, in tokens of prompt and answer together."""
-
-    context: int
-    vocab_size: int
-    max_sequences: int
-    max_step_tokens: int
 
 
 class Scheduler:
@@ -55,21 +51,26 @@ class Scheduler:
         fingerprint: bytes,
         *,
         hasher: Hasher = next_block_hash,
+        cost: StepCost | None = None,
+        guessing: Guessing | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self.blocks = blocks
         self.counters = Counters()
-        pool_tokens = blocks.total * BLOCK_TOKENS
-        self.context = min(limits.context, pool_tokens)
-        """Tokens of prompt and answer that fit both the model and the pool."""
-        self._pool_tokens = pool_tokens
-        self._max_running = min(limits.max_sequences, limits.max_step_tokens)
-        self._watermark = max(1, blocks.total // _WATERMARK_SHARE)
-        self._fingerprint = fingerprint
-        self._hasher = hasher
-        self._arrivals = 0
+        self._intake = Intake(limits, blocks, fingerprint, hasher=hasher, clock=clock)
+        self.context = self._intake.context
+        self._cost = cost
+        self._guessing = guessing
+        self._clock = clock
         self._steps = 0
         self.roster = Roster(blocks)
+        self._room = Room(
+            self.roster,
+            blocks,
+            self.counters,
+            max_running=min(limits.max_sequences, limits.max_step_tokens),
+        )
         self._in_flight: deque[tuple[StepPlan, tuple[Part, ...]]] = deque()
         self._reports = Reports()
 
@@ -80,7 +81,7 @@ class Scheduler:
         sequence = self._accept(sequence_id, spec, prefill_only=False)
         if sequence is None:
             return
-        finish = sequence.finish(self.context)
+        finish = sequence.finish()
         if finish is None:
             self.roster.enqueue(sequence)
             return
@@ -109,7 +110,7 @@ class Scheduler:
             for other in self.roster.waiting
             if other.key < sequence.key
         )
-        if not self.blocks.fits(start, count, spare=self._spare() + claimed):
+        if not self.blocks.fits(start, count, spare=self._room.spare + claimed):
             refused = NoCapacity(
                 f"{count} blocks of KV are wanted; {self.blocks.available} of {self.blocks.total} "
                 f"are free and {claimed} of those are spoken for"
@@ -117,9 +118,13 @@ class Scheduler:
             self._reports.fail(sequence_id, refused)
             return
         self._take_blocks(sequence, start, count)
+        if not self.blocks.reserve_windows(sequence.table, len(sequence.tokens) - 1):
+            self.blocks.free(sequence.table)
+            self._reports.fail(sequence_id, NoCapacity("the blocks of a KV window are all in use"))
+            return
         self.roster.reserve(sequence)
         fill = tuple(
-            dict(enumerate(group[len(start) :], start=len(start)))
+            {n: block for n, block in enumerate(group) if n >= len(start) and block != GONE}
             for group in sequence.table.groups
         )
         self._reports.replies.append(
@@ -137,6 +142,8 @@ class Scheduler:
         if kv_in_place:
             sequence.computed = sequence.planned = sequence.seen = len(sequence.tokens) - 1
             self.blocks.register(sequence.table, sequence.chain, sequence.computed)
+        elif not self.blocks.sees(sequence.table, sequence.computed):
+            self.roster.preempt(sequence)  # a window's blocks were set aside for the end only
         self.roster.enqueue(sequence)
 
     def release(self, sequence_id: SequenceId) -> None:
@@ -154,21 +161,40 @@ class Scheduler:
         if sequence is not None:
             self.roster.leave(sequence)
 
+    def expire(self) -> None:
+        """End what is past its deadline, unless a peer is filling or reading its blocks: the front
+        has to stop that first, and it watches the deadline too."""
+        now = self._clock()
+        for sequence in (*self.roster.waiting, *self.roster.running):
+            if sequence.deadline is not None and sequence.deadline <= now:
+                self._reports.fail(sequence.id, DeadlineExceeded("the deadline passed"))
+                self.roster.leave(sequence)
+
+    @property
+    def expires_in(self) -> float | None:
+        """Seconds until `expire` has something to do."""
+        everyone = (*self.roster.waiting, *self.roster.running)
+        deadlines = [one.deadline for one in everyone if one.deadline is not None]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+
     # -------------------------------------------------------------- a step
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can be computed now."""
-        self._start_begun()
-        while self._secure_growth():
-            self._start_begun()  # a slot may have become free
-        draft = Draft(self.limits.max_step_tokens)
-        running = list(self.roster.running)
-        for sequence in [
-            *(one for one in running if one.remaining == 1),
-            *(one for one in running if one.remaining > 1),
-        ]:
-            draft.add(sequence)
-        self._admit_into(draft)
+        """The next step, or None when nothing can be computed now.
+
+        While steps are in flight, nothing is planned that had better wait for what they bring:
+        rows with guesses, and whatever would take blocks from somebody.
+        """
+        self.expire()
+        if self._in_flight and self._better_wait():
+            return None
+        self._room.start_begun()
+        while self._room.secure():
+            self._room.start_begun()  # a slot may have become free
+        self._make_room()
+        draft = self._draft()
+        while not draft.rows and not self._in_flight and self._room.untangle():
+            draft = self._draft()
         if not draft.rows:
             return None
         self._steps += 1
@@ -184,16 +210,16 @@ class Scheduler:
         given = {row.sequence: row for row in result.rows}
         for part in parts:
             sequence = part.sequence
-            if not self.roster.landed(sequence):
+            if not self.roster.landed(sequence, samples=part.samples):
                 continue
             row = given.get(sequence.id)
             error = part.error(row, vocab_size=self.limits.vocab_size)
-            if error is not None:
+            if error is not None or row is None:
                 self.blocks.distrust(sequence.table)
-                self._reports.fail(sequence.id, InternalError(error))
+                self._reports.fail(sequence.id, InternalError(error or ""))
                 self.roster.leave(sequence)
             else:
-                self._advance(part, row.token_id if row is not None else None)
+                self._advance(part, row)
 
     def take(self) -> Reports:
         """What happened since the last call."""
@@ -207,29 +233,14 @@ class Scheduler:
     ) -> Sequence | None:
         if sequence_id in self.roster:
             raise InternalError(f"the sequence id {sequence_id} is in use already")
-        refused = refusal(
-            spec,
-            context=self.limits.context,
-            pool_tokens=self._pool_tokens,
-            vocab_size=self.limits.vocab_size,
-        )
-        if refused is not None:
-            self._reports.fail(sequence_id, refused)
-            return None
-        tokens = [*spec.token_ids, *spec.output_ids]
-        self._arrivals += 1
-        return Sequence(
-            id=sequence_id,
-            spec=spec,
-            arrival=self._arrivals,
-            prefill_only=prefill_only,
-            tokens=tokens,
-            chain=TokenChain(block_root(self._fingerprint, spec.namespace), tokens, self._hasher),
-            table=self.blocks.new_table(),
-        )
+        made = self._intake.make(sequence_id, spec, prefill_only=prefill_only)
+        if isinstance(made, Sequence):
+            return made
+        self._reports.fail(sequence_id, made)
+        return None
 
     def _unfinished(self, sequence: Sequence) -> bool:
-        if sequence.finish(self.context) is None:
+        if sequence.finish() is None:
             return True
         self._reports.fail(
             sequence.id, InvalidRequest("nothing is left to generate", param="resume")
@@ -238,11 +249,8 @@ class Scheduler:
 
     def _cached_start(self, sequence: Sequence) -> list[CachedBlock]:
         """What the prefix cache holds of it; never the last token, which is always computed."""
-        return self.blocks.cache.find(sequence.chain, (len(sequence.tokens) - 1) // BLOCK_TOKENS)
-
-    def _spare(self) -> int:
-        """Blocks that an admission leaves: none when nobody else holds any."""
-        return self._watermark if self.blocks.used else 0
+        most = (len(sequence.tokens) - 1) // BLOCK_TOKENS
+        return self.blocks.usable(self.blocks.cache.find(sequence.chain, most))
 
     def _take_blocks(self, sequence: Sequence, start: list[CachedBlock], count: int) -> None:
         """Fill an empty table: the cached `start`, then new blocks up to `count`."""
@@ -259,47 +267,56 @@ class Scheduler:
         sequence.seen = max(sequence.seen, end)
         return fresh
 
-    def _start_begun(self) -> None:
-        """Those that have blocks in hand run as soon as there is a slot, whatever the queue's head
-        waits for: their memory is spent already."""
-        for sequence in [one for one in self.roster.waiting if len(one.table)]:
-            if len(self.roster.running) >= self._max_running:
-                return
-            self.roster.start(sequence)
+    def _better_wait(self) -> bool:
+        """Is something to be decided that the results of the steps in flight bear upon?"""
+        if any(part.drafts for _, parts in self._in_flight for part in parts):
+            return True
+        if self._room.contested():
+            return True
+        head = self._head()
+        if head is not None:
+            start, count = self._cached_start(head), blocks_for(head.goal)
+            if not self._room.admits(start, count) and self._room.lower(head):
+                return True
+        return self._guessing is not None and bool(self._guessing.choose(self.roster.running))
 
-    def _secure_growth(self) -> bool:
-        """Give every running sequence the blocks that its next row needs; did anyone lose some?"""
-        preempted = False
-        for sequence in list(self.roster.running):
-            if sequence.status is not Status.RUNNING:
-                continue
-            need = blocks_for(sequence.goal) - len(sequence.table)
-            while need > self.blocks.available:
-                victim = self.roster.victim(sequence) or self._own_slot(sequence)
-                if victim is None:
-                    break
-                self.roster.preempt(victim)
-                self.counters.preemptions += 1
-                preempted = True
-            if sequence.status is Status.RUNNING and 0 < need <= self.blocks.available:
-                self.blocks.grow(sequence.table, need)
-        return preempted
+    def _draft(self) -> Draft:
+        draft = Draft(self.blocks, self.limits.max_step_tokens)
+        running = self.roster.running
+        guesses = self._guessing.choose(running) if self._guessing is not None else {}
+        for sequence in [one for one in running if one.remaining == 1]:
+            guess = guesses.get(sequence, ())
+            most = self._room.for_guesses(sequence, len(guess)) if guess else 0
+            draft.add(sequence, guess[:most])
+        cost, target = self._cost, self.limits.mixed_step_s
+        if draft.rows and cost is not None and target:
+            draft.chunk = min(draft.chunk, cost.prompt_tokens_within(target, draft.decode_tokens))
+        for sequence in [one for one in running if one.remaining > 1]:
+            draft.add(sequence)
+        self._admit_into(draft)
+        return draft
 
-    def _own_slot(self, sequence: Sequence) -> Sequence | None:
-        """A sequence that cannot grow gives its own slot up for one before it that has blocks and
-        no slot: else each would wait for what the other has."""
-        blocked = any(len(one.table) and one.key < sequence.key for one in self.roster.waiting)
-        return sequence if blocked and sequence.preemptible else None
+    def _head(self) -> Sequence | None:
+        """The first of the queue that has no blocks yet."""
+        return next((one for one in self.roster.waiting if not len(one.table)), None)
+
+    def _make_room(self) -> None:
+        """Let those of a lower priority give way to the queue's head."""
+        head = self._head()
+        if head is not None:
+            start, count = self._cached_start(head), blocks_for(head.goal)
+            if not self._room.admits(start, count):
+                self._room.make(head, start, count)
 
     def _admit_into(self, draft: Draft) -> None:
         """Start the queue's head, one after the other, as long as there is room."""
-        while draft.budget > 0 and len(self.roster.running) < self._max_running:
-            head = next((one for one in self.roster.waiting if not len(one.table)), None)
+        while min(draft.budget, draft.chunk) > 0:
+            head = self._head()
             if head is None:
                 return
             count = blocks_for(head.goal)
             start = self._cached_start(head)
-            if not self.blocks.fits(start, count, spare=self._spare()):
+            if not self._room.admits(start, count):
                 return
             self._take_blocks(head, start, count)
             self.roster.start(head)
@@ -308,30 +325,47 @@ class Scheduler:
             if head.status is Status.RUNNING:
                 draft.add(head)
 
-    def _advance(self, part: Part, token_id: int | None) -> None:
+    def _advance(self, part: Part, row: RowResult) -> None:
         sequence = part.sequence
         fresh = self._mark_seen(sequence, part.end)
         sequence.computed_prompt += fresh
         self.counters.computed_prompt += fresh
-        sequence.computed = part.end
-        self.blocks.register(sequence.table, sequence.chain, part.end)
+        gained = self._append(sequence, row.token_ids) if part.samples else 0
+        sequence.computed = part.end + max(0, gained - 1)
+        if part.drafts:
+            sequence.planned = sequence.computed
+            self.counters.drafted += part.drafts
+            self.counters.accepted += len(row.token_ids) - 1
+        self.blocks.register(sequence.table, sequence.chain, sequence.computed)
+        self.blocks.forget(sequence.table, sequence.computed)
         if sequence.prefill_only:
             self._progress(sequence)
-        elif part.samples and token_id is not None:
-            sequence.tokens.append(token_id)
-            self.counters.generated += 1
-            finish = sequence.finish(self.context)
-            self._reports.outputs.append(
-                TokenOutput(
-                    sequence=sequence.id,
-                    token_ids=(token_id,),
-                    finish=finish,
-                    computed_tokens=None if sequence.reported else sequence.computed_prompt,
-                )
+        elif gained:
+            self._output(sequence, gained, row.scores[:gained])
+
+    def _append(self, sequence: Sequence, token_ids: tuple[int, ...]) -> int:
+        """Add tokens up to the one that ends the sequence: how many."""
+        for gained, token in enumerate(token_ids, start=1):
+            sequence.tokens.append(token)
+            if sequence.finish() is not None:
+                return gained
+        return len(token_ids)
+
+    def _output(self, sequence: Sequence, gained: int, scores: tuple[Scores, ...]) -> None:
+        self.counters.generated += gained
+        finish = sequence.finish()
+        self._reports.outputs.append(
+            TokenOutput(
+                sequence=sequence.id,
+                token_ids=tuple(sequence.tokens[-gained:]),
+                finish=finish,
+                computed_tokens=None if sequence.reported else sequence.computed_prompt,
+                scores=scores,
             )
-            sequence.reported = True
-            if finish is not None:
-                self.roster.leave(sequence)
+        )
+        sequence.reported = True
+        if finish is not None:
+            self.roster.leave(sequence)
 
     def _progress(self, sequence: Sequence) -> None:
         complete = sequence.computed == sequence.goal

@@ -11,8 +11,10 @@ A cell is 1/16 of a block::
 
     check = xxh3-64(check of the position before, token id, position)
 
-The text: prompt ids in order, without control ids, once (or for ever), then the end id. Pace: a
-fixed time a step, and a rate for tokens of rows that are longer than one token.
+The text: prompt ids in order, without control ids, once (or for ever), then the end id; or, for
+tests, ids of the prompt picked by the check, so that every token depends on all before it. A second
+KV group with a window, likewise for tests, is written alike and proved as far as a token sees.
+Pace: a fixed time a step, and a rate for tokens of prompts.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import xxhash
 
 from core.engine.messages import RankConfig, ScriptedConfig
+from core.engine.pending import Pending, accepted
 from core.engine.plan import LoadedModel, Row, RowResult, StepPlan, StepResult
 from core.errors import ConfigError
 from core.kv.geometry import KVGeometry, KVGroup
@@ -60,6 +65,18 @@ class _Done:
     outcome: StepResult
     began: float
     due: float
+    timers: list[threading.Timer]
+
+    def add_done_callback(self, done: Callable[[_Done], object], /) -> None:
+        left = self.due - time.monotonic()
+        if left <= 0:
+            done(self)
+            return
+        self.timers[:] = [timer for timer in self.timers if timer.is_alive()]
+        timer = threading.Timer(left, done, (self,))
+        timer.daemon = True
+        timer.start()
+        self.timers.append(timer)
 
     def result(self) -> StepResult:
         left = self.due - time.monotonic()
@@ -78,12 +95,21 @@ class ScriptedRunner:
         self._memory: mmap.mmap | None = None
         self._descriptor = -1
         self._last_due = 0.0
+        self._timers: list[threading.Timer] = []
+        self._pending = Pending()
+        self._window_offset = 0
         self._proved: OrderedDict[bytes, tuple[int, tuple[int, ...]]] = OrderedDict()
 
     def load(self, progress: Callable[[str, float], None]) -> LoadedModel:
         """Raises ConfigError when the block size does not hold 16 cells."""
         config, script = self._config, self._script
-        geometry = scripted_geometry(script.block_bytes, config.kv_blocks)
+        geometry = scripted_geometry(
+            script.block_bytes,
+            config.kv_blocks,
+            window=script.window,
+            window_blocks=script.window_blocks,
+        )
+        self._window_offset = geometry.blocks[0] * script.block_bytes
         progress("memory", 0.0)
         self._descriptor, self._memory = allocate(geometry.pool_bytes)
         progress("memory", 1.0)
@@ -102,16 +128,22 @@ class ScriptedRunner:
 
     def submit(self, plan: StepPlan) -> _Done:
         began = time.monotonic()
-        rows = tuple(self._row(row) for row in plan.rows)
+        whole, broken = self._pending.resolve(plan.rows)
+        rows = (*broken, *(self._row(row) for row in whole))
+        self._pending.note(rows)
         pace = self._script.step_s
         if self._script.prefill_tokens_per_s:
-            prompt = sum(len(row.token_ids) for row in plan.rows if len(row.token_ids) > 1)
+            prompt = sum(len(row.token_ids) for row in plan.rows if not row.decodes)
             pace += prompt / self._script.prefill_tokens_per_s
         self._last_due = max(began, self._last_due) + pace
-        return _Done(StepResult(plan.number, rows, 0.0), began, self._last_due)
+        return _Done(StepResult(plan.number, rows, 0.0), began, self._last_due, self._timers)
 
     def close(self) -> None:
         """Give the memory back. Idempotent; the front's mapping of it stays valid."""
+        for timer in self._timers:
+            timer.cancel()
+        for timer in self._timers:
+            timer.join()
         if self._memory is not None:
             self._memory.close()
             self._memory = None
@@ -123,23 +155,58 @@ class ScriptedRunner:
         blocks = row.block_tables[0]
         try:
             check, before = self._prove(blocks, row.start)
+            if self._script.window:
+                self._prove_window(row, before)
         except _Broken as broken:
             return RowResult(row.sequence, error=str(broken))
-        self._write(blocks, row.start, check, row.token_ids)
+        checks = self._write(blocks, row.start, check, row.token_ids)
+        if self._script.window:
+            self._write_window(row, checks)
         if row.sample is None:
             return RowResult(row.sequence)
         tokens = [*before, *row.token_ids]
-        prompt = tokens[: len(tokens) - row.sample.position]
-        return RowResult(row.sequence, token_id=self._next(prompt, row.sample.position))
+        known = len(tokens) - row.drafts
+        prompt = tokens[: known - row.sample.position]
+        drawn = [
+            self._next(prompt, row.sample.position + n, checks[len(checks) - 1 - row.drafts + n])
+            for n in range(row.drafts + 1)
+        ]
+        return RowResult(row.sequence, token_ids=accepted(row, drawn))
 
-    def _next(self, prompt: list[int], position: int) -> int:
-        """The token at output `position`."""
+    def _next(self, prompt: list[int], position: int, check: int) -> int:
+        """The token at output `position`, after a token with this `check`."""
         played = [one for one in prompt if one not in self._silent]
+        if self._script.scramble:
+            return scrambled(played, check, self._script.end_id)
         if position < len(played):
             return played[position]
         if self._script.repeat and played:
             return played[position % len(played)]
         return self._script.end_id
+
+    def _prove_window(self, row: Row, before: list[int]) -> None:
+        """The cells of the window group that the row's first token sees. Raises _Broken."""
+        first = max(0, row.start - self._script.window + 1)
+        check = 0
+        for position, token_id in enumerate(before):
+            check = next_check(check, token_id, position)
+            if position >= first:
+                at, size = self._window_cell(row.block_tables[1], position)
+                cell = make_cell(token_id, position, check, size)
+                if self._mapped()[at : at + size] != cell:
+                    raise _Broken(position)
+
+    def _write_window(self, row: Row, checks: list[int]) -> None:
+        memory = self._mapped()
+        for n, (token_id, check) in enumerate(zip(row.token_ids, checks, strict=True)):
+            at, size = self._window_cell(row.block_tables[1], row.start + n)
+            memory[at : at + size] = make_cell(token_id, row.start + n, check, size)
+
+    def _window_cell(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
+        """Where the cell lies, and its size."""
+        size = self._block_bytes // BLOCK_TOKENS
+        block, cell = divmod(position, BLOCK_TOKENS)
+        return self._window_offset + blocks[block] * self._block_bytes + cell * size, size
 
     def _prove(self, blocks: tuple[int, ...], tokens: int) -> tuple[int, list[int]]:
         """Check of the last of the first `tokens` positions, and their ids. Raises _Broken."""
@@ -169,14 +236,18 @@ class ScriptedRunner:
 
     def _write(
         self, blocks: tuple[int, ...], start: int, check: int, token_ids: tuple[int, ...]
-    ) -> None:
+    ) -> list[int]:
+        """The check of each position."""
+        checks: list[int] = []
         memory = self._mapped()
         size = self._block_bytes // BLOCK_TOKENS
         for position, token_id in enumerate(token_ids, start=start):
             check = next_check(check, token_id, position)
+            checks.append(check)
             block, cell = divmod(position, BLOCK_TOKENS)
             at = blocks[block] * self._block_bytes + cell * size
             memory[at : at + size] = make_cell(token_id, position, check, size)
+        return checks
 
     def _block(self, block: int) -> bytes:
         at = block * self._block_bytes
@@ -188,8 +259,11 @@ class ScriptedRunner:
         return self._memory
 
 
-def scripted_geometry(block_bytes: int, blocks: int) -> KVGeometry:
-    """One group whose blocks are `block_bytes` long. Raises ConfigError when that cannot be."""
+def scripted_geometry(
+    block_bytes: int, blocks: int, *, window: int = 0, window_blocks: int = 0
+) -> KVGeometry:
+    """One group whose blocks are `block_bytes` long, and with `window` a second one. Raises
+    ConfigError when that cannot be."""
     if block_bytes < BLOCK_TOKENS * _HEAD.size or block_bytes % (8 * BLOCK_TOKENS):
         raise ConfigError(
             f"scripted block_bytes is {block_bytes}; it must be a multiple of {8 * BLOCK_TOKENS} "
@@ -202,7 +276,16 @@ def scripted_geometry(block_bytes: int, blocks: int) -> KVGeometry:
         head_dim=block_bytes // (2 * 2 * 2 * BLOCK_TOKENS),
         dtype="uint8",
     )
-    return KVGeometry(groups=(group,), blocks=(blocks,))
+    if not window:
+        return KVGeometry(groups=(group,), blocks=(blocks,))
+    second = msgspec.structs.replace(group, name="window", kind="window", window=window)
+    return KVGeometry(groups=(group, second), blocks=(blocks, window_blocks))
+
+
+def scrambled(played: list[int], check: int, end_id: int) -> int:
+    """One of `played`, or now and then the end, as `check` says."""
+    at = check % (4 * len(played) + 1)
+    return played[at % len(played)] if at < 4 * len(played) else end_id
 
 
 def next_check(check: int, token_id: int, position: int) -> int:

@@ -12,13 +12,13 @@ Abort and errors lead from every state to FINISHED.
 
 from __future__ import annotations
 
-import math
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
 from core.engine.messages import SequenceSpec
-from core.engine.plan import SampleSpec, SequenceId
-from core.errors import ContextLengthExceeded, InvalidRequest, NoCapacity, RequestError
+from core.engine.plan import History, SampleSpec, SequenceId
+from core.engine.speculate import Speculation
 from core.kv.block_manager import BlockTable
 from core.kv.prefix_cache import TokenChain
 from core.types import FinishReason
@@ -38,7 +38,8 @@ class Status(Enum):
 class Sequence:
     """`tokens` = prompt + output. `planned` ≥ `computed`: positions given to the runner, positions
     whose KV is in place. `seen`: positions that were once in place, so that what is computed again
-    after a preemption is not counted again."""
+    after a preemption is not counted again. `limit`: tokens of prompt and output at which it ends
+    for its length."""
 
     id: SequenceId
     spec: SequenceSpec
@@ -47,26 +48,47 @@ class Sequence:
     tokens: list[int]
     chain: TokenChain
     table: BlockTable
+    limit: int
+    deadline: float | None = None
+    """On the scheduler's clock."""
+    speculation: Speculation | None = None
     status: Status = Status.WAITING
     computed: int = 0
     planned: int = 0
     seen: int = 0
     in_flight: int = 0
     """Steps that hold a row of this sequence and have no result yet."""
+    pending: int = 0
+    """Of these, the ones that sample: so many tokens are not known yet."""
     computed_prompt: int = 0
     """Prompt tokens that this rank computed for it."""
     reported: bool = False
     """The first output has gone out."""
     key: tuple[int, int] = field(init=False)
     """Order of service: priority, then arrival."""
+    _ids: array[int] = field(init=False)
+    """`tokens` as the penalties want them, kept up only when there are any."""
 
     def __post_init__(self) -> None:
         self.key = (self.spec.priority, self.arrival)
+        self._ids = array("i")
 
     @property
     def goal(self) -> int:
-        """Positions to compute before there is nothing to do until a token is sampled."""
-        return len(self.tokens) - 1 if self.prefill_only else len(self.tokens)
+        """Positions to compute, as far as is known: up to the newest token, or to the one that a
+        step in flight samples. The last token of an answer is never computed. Penalties want all
+        tokens but the newest."""
+        if self.prefill_only:
+            return len(self.tokens) - 1
+        ahead = min(self.pending, 1) if self.penalised else self.pending
+        return min(len(self.tokens) + ahead, self.limit - 1)
+
+    @property
+    def penalised(self) -> bool:
+        """What is sampled depends on what was generated, beyond the model itself."""
+        spec = self.spec
+        penalties = (spec.repetition_penalty, spec.presence_penalty, spec.frequency_penalty)
+        return penalties != (1, 0, 0)
 
     @property
     def remaining(self) -> int:
@@ -95,6 +117,7 @@ class Sequence:
         return max(0, min(self.goal, len(self.spec.token_ids)) - self.computed)
 
     def sample(self) -> SampleSpec:
+        """How to choose the next token that no step in flight chooses."""
         spec = self.spec
         return SampleSpec(
             temperature=spec.temperature,
@@ -102,48 +125,26 @@ class Sequence:
             top_k=spec.top_k,
             seed=spec.seed,
             choice=spec.choice,
-            position=self.outputs,
+            position=self.outputs + self.pending,
+            min_p=spec.min_p,
+            repetition_penalty=spec.repetition_penalty,
+            presence_penalty=spec.presence_penalty,
+            frequency_penalty=spec.frequency_penalty,
+            bias=spec.logit_bias,
+            forbidden=tuple(sorted(spec.stop_ids)) if spec.min_tokens else (),
+            min_tokens=spec.min_tokens,
+            history=self._history(),
+            logprobs=spec.logprobs,
         )
 
-    def finish(self, context: int) -> FinishReason | None:
+    def _history(self) -> History | None:
+        if not self.penalised:
+            return None
+        self._ids.extend(self.tokens[len(self._ids) :])
+        return History(self._ids.tobytes(), len(self.spec.token_ids))
+
+    def finish(self) -> FinishReason | None:
         """Why no further token may be generated, if so."""
         if self.outputs and self.tokens[-1] in self.spec.stop_ids:
             return FinishReason.STOP
-        if self.outputs >= self.spec.max_tokens or len(self.tokens) >= context:
-            return FinishReason.LENGTH
-        return None
-
-
-def refusal(
-    spec: SequenceSpec, *, context: int, pool_tokens: int, vocab_size: int
-) -> RequestError | None:
-    """Why this rank can never serve `spec`, if so. `context` is the model's, `pool_tokens` what
-    the KV pool holds."""
-    if not spec.token_ids:
-        return InvalidRequest("the prompt has no tokens", param="prompt")
-    for ids, param in ((spec.token_ids, "prompt"), (spec.output_ids, "resume")):
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            wrong = next(one for one in ids if not 0 <= one < vocab_size)
-            return InvalidRequest(
-                f"token id {wrong} is outside the vocabulary of {vocab_size}", param=param
-            )
-    if spec.max_tokens < 1:
-        return InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-    if not (math.isfinite(spec.temperature) and spec.temperature >= 0):
-        return InvalidRequest("temperature must be a number from 0 up", param="temperature")
-    if not 0 <= spec.top_p <= 1:
-        return InvalidRequest("top_p must lie between 0 and 1", param="top_p")
-    if spec.top_k < 0:
-        return InvalidRequest("top_k must be 0 or more", param="top_k")
-    prompt = len(spec.token_ids)
-    if prompt >= context:
-        return ContextLengthExceeded(
-            f"the prompt has {prompt} tokens; with at least one token of answer that is over the "
-            f"context of {context}",
-            param="prompt",
-        )
-    if prompt >= pool_tokens:
-        return NoCapacity(
-            f"the prompt has {prompt} tokens and this node's KV cache holds {pool_tokens}"
-        )
-    return None
+        return FinishReason.LENGTH if len(self.tokens) >= self.limit else None

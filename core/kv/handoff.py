@@ -144,6 +144,15 @@ class Incoming:
         return len(self._missing)
 
     @property
+    def closed(self) -> Refusal:
+        """What a sender is told for whom it is too late."""
+        if self.failure is Failure.EXPIRED:
+            return Refusal.EXPIRED
+        if self.failure is Failure.ABORTED:
+            return Refusal.ABORTED
+        return Refusal.CLOSED
+
+    @property
     def transfer_s(self) -> float:
         """From the first byte to the last verified one."""
         if self._first_byte_at is None or self._last_byte_at is None:
@@ -160,7 +169,7 @@ class Incoming:
         if self.phase is Phase.RECEIVING:
             return Refusal.TAKEN
         if self.phase is not Phase.RESERVED:
-            return self._closed()
+            return self.closed
         self._move(_Event.OPEN)
         self._renew(now)
         return None
@@ -169,7 +178,7 @@ class Incoming:
         """A piece's header came; when None is returned, its bytes may be written."""
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
-            return self._closed()
+            return self.closed
         if self._open is not None or key not in self._missing or size != self._sizes[key]:
             self.fail(Failure.PEER_LOST)
             return Refusal.PIECE
@@ -182,7 +191,7 @@ class Incoming:
         """All bytes of the open piece are in place; `intact`: they match their checksum."""
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
-            return self._closed()
+            return self.closed
         key, self._open = self._open, None
         if key is None:
             self.fail(Failure.PEER_LOST)
@@ -200,7 +209,7 @@ class Incoming:
         """The sender has sent everything; `computed_tokens` of the prompt were computed for it."""
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
-            return self._closed()
+            return self.closed
         if self._missing or self._open is not None:
             self.fail(Failure.PEER_LOST)
             return Refusal.INCOMPLETE
@@ -212,7 +221,7 @@ class Incoming:
     def renew(self, *, now: float) -> Refusal | None:
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
-            return self._closed()
+            return self.closed
         self._renew(now)
         return None
 
@@ -239,13 +248,6 @@ class Incoming:
 
     def _renew(self, now: float) -> None:
         self.expires_at = now + self.ticket.lease_s
-
-    def _closed(self) -> Refusal:
-        if self.failure is Failure.EXPIRED:
-            return Refusal.EXPIRED
-        if self.failure is Failure.ABORTED:
-            return Refusal.ABORTED
-        return Refusal.CLOSED
 
     def _move(self, event: _Event) -> None:
         following = RECEIVING.get((self.phase, event))

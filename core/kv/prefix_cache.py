@@ -1,9 +1,9 @@
 """Which computed blocks can be used again, and which of them goes first when memory is short.
 
 An entry is one full block of 16 tokens at one place of one chain: it knows its parent entry, its
-token ids and the pool block of every KV group that holds it. The chain hash only finds an entry;
-identity is (root, parent entry, token ids), compared each time, so two contents with one hash
-cannot be taken for each other.
+token ids and the pool block of every KV group that still holds it. The chain hash only finds an
+entry; identity is (root, parent entry, token ids), compared each time, so two contents with one
+hash cannot be taken for each other.
 
 Rules: an entry is registered once; who computes the same block at the same time keeps its own copy
 unregistered. A child lives no longer than its parent: an entry that goes takes its descendants
@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from core.errors import InternalError
 from core.prefix import next_block_hash
 from core.types import BLOCK_TOKENS
+
+GONE = -1
+"""Stands for a block that a window group no longer has."""
 
 Hasher = Callable[[bytes, Sequence[int]], bytes]
 
@@ -53,7 +56,7 @@ class TokenChain:
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """One registered block. `blocks` has one pool block per KV group."""
+    """One registered block. `blocks` has one pool block per KV group, or GONE."""
 
     digest: bytes
     root: bytes
@@ -62,6 +65,10 @@ class CachedBlock:
     blocks: tuple[int, ...]
     children: set[CachedBlock] = field(default_factory=set)
     alive: bool = True
+
+    def lose(self, group: int) -> None:
+        """Somebody else uses this entry's block of a window group from now on."""
+        self.blocks = (*self.blocks[:group], GONE, *self.blocks[group + 1 :])
 
 
 @dataclass(frozen=True, slots=True)

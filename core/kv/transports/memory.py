@@ -45,6 +45,8 @@ class MemoryHub:
             raise TransferFailed(f"the receiver refused: {Refusal.TICKET}")
         refusal = arrival.incoming.hello(ticket.id, ticket.generation, model, now=self._clock())
         if refusal is not None:
+            if arrival.incoming.over:  # the hello found that the lease has run out
+                self.settled(arrival)
             raise TransferFailed(f"the receiver refused: {refusal}")
         self._failed[ticket.generation] = failed
         return MemoryShipment(arrival, self._clock, self)

@@ -64,10 +64,10 @@ class TcpLanding:
         self._arrivals[arrival.incoming.ticket.generation] = arrival
 
     def withdraw(self, incoming: Incoming) -> None:
-        arrival = self._arrivals.pop(incoming.ticket.generation, None)
+        self._arrivals.pop(incoming.ticket.generation, None)
         for connection in tuple(self._connections):
-            if arrival is not None and connection.arrival is arrival:
-                connection.close(_reason(incoming))
+            if connection.arrival is not None and connection.arrival.incoming is incoming:
+                connection.close(incoming.closed)
 
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
@@ -194,6 +194,8 @@ class _Connection:
         )
         if refusal is not None:
             self.close(refusal)
+            if arrival.incoming.over:  # the hello found that the lease has run out
+                self._landing.settled(arrival)
             return
         self._timeout.cancel()
         self.arrival = arrival
@@ -244,11 +246,3 @@ class _Connection:
             self._sock.send(encode_reply(reply, refusal))
         except OSError as error:
             log.debug("data socket: reply %s not sent: %s", reply.name, error)
-
-
-def _reason(incoming: Incoming) -> Refusal:
-    if incoming.failure is Failure.EXPIRED:
-        return Refusal.EXPIRED
-    if incoming.failure is Failure.ABORTED:
-        return Refusal.ABORTED
-    return Refusal.CLOSED

@@ -103,8 +103,10 @@ class TcpShipment:
 
     async def close(self) -> None:
         self._reader.cancel()
-        await asyncio.wait([self._reader])
-        self._sock.close()
+        try:
+            await asyncio.wait([self._reader])  # the loop lets go of the socket before it closes
+        finally:
+            self._sock.close()
 
     async def _send(self, buffers: list[memoryview]) -> None:
         turn = 0

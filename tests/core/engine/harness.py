@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +33,7 @@ from core.engine.plan import (
     StepPlan,
     StepResult,
 )
-from core.engine.scripted import ScriptedRunner, fill_blocks
+from core.engine.scripted import ScriptedRunner, fill_blocks, next_check, scrambled
 from core.kv.memory import attach
 from core.types import FinishReason
 
@@ -43,6 +44,7 @@ BLOCK_BYTES = 256
 def rank_config(
     *, blocks: int, context: int = 512, sequences: int = 8, step_tokens: int = 64,
     repeat: bool = False, step_s: float = 0.0, block_bytes: int = BLOCK_BYTES,
+    scramble: bool = False, window: int = 0, window_blocks: int = 0,
 ) -> RankConfig:  # fmt: skip
     return RankConfig(
         node="n",
@@ -53,13 +55,22 @@ def rank_config(
         kv_blocks=blocks,
         max_sequences=sequences,
         max_step_tokens=step_tokens,
-        scripted=ScriptedConfig(end_id=END, repeat=repeat, step_s=step_s, block_bytes=block_bytes),
+        scripted=ScriptedConfig(
+            end_id=END,
+            repeat=repeat,
+            scramble=scramble,
+            step_s=step_s,
+            block_bytes=block_bytes,
+            window=window,
+            window_blocks=window_blocks,
+        ),
     )
 
 
 def spec(
     prompt: list[int] | range, *, max_tokens: int = 1000, outputs: tuple[int, ...] = (),
     priority: int = 0, namespace: str = "", stop: frozenset[int] = frozenset({END}),
+    deadline_s: float | None = None,
 ) -> SequenceSpec:  # fmt: skip
     return SequenceSpec(
         token_ids=tuple(prompt),
@@ -68,22 +79,29 @@ def spec(
         stop_ids=stop,
         priority=priority,
         namespace=namespace,
+        deadline_s=deadline_s,
     )
 
 
 def solo(
-    wanted: SequenceSpec, *, context: int, repeat: bool = False
+    wanted: SequenceSpec, *, context: int, repeat: bool = False, scramble: bool = False
 ) -> tuple[list[int], FinishReason]:
     """What the script says for this sequence, worked out without an engine."""
     played = [one for one in wanted.token_ids if one != END]
     out = list(wanted.output_ids)
+    check = 0
+    for position, token in enumerate((*wanted.token_ids, *out)):
+        check = next_check(check, token, position)
     while True:
         if out and out[-1] in wanted.stop_ids:
             return out[len(wanted.output_ids) :], FinishReason.STOP
         if len(out) >= wanted.max_tokens or len(wanted.token_ids) + len(out) >= context:
             return out[len(wanted.output_ids) :], FinishReason.LENGTH
         at = len(out)
-        if at < len(played) or (repeat and played):
+        if scramble:
+            out.append(scrambled(played, check, END))
+            check = next_check(check, out[-1], len(wanted.token_ids) + at)
+        elif at < len(played) or (repeat and played):
             out.append(played[at % len(played)])
         else:
             out.append(END)
@@ -95,7 +113,32 @@ class LateHandle:
         self._plan = plan
 
     def result(self) -> StepResult:
-        return self._runner.submit(self._plan).result()
+        """Its time is a function of the plan, so that a schedule is the same each time."""
+        rows = self._runner.submit(self._plan).result().rows
+        return StepResult(self._plan.number, rows, 0.01 + 0.0001 * self._plan.tokens)
+
+    def add_done_callback(self, done: Callable[[LateHandle], object], /) -> None:
+        raise AssertionError("nobody waits for the end of a step that begins when it is collected")
+
+
+class Prophet:
+    """A drafter that knows how the story goes and now and then says something else."""
+
+    def __init__(self, front: Front, dice: random.Random) -> None:
+        self._front = front
+        self._dice = dice
+
+    def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        guess: list[int] = []
+        for watched in self._front.all.values():
+            known = (*watched.spec.token_ids, *watched.spec.output_ids)
+            if tuple(tokens[: len(known)]) == known:
+                text = self._front.solo(watched.spec)[0]
+                guess = text[len(tokens) - len(known) :][:most]
+        wrong = self._dice.randrange(12)
+        if wrong < len(guess):
+            guess[wrong] = self._dice.choice((0, END, guess[wrong] + 1))
+        return tuple(guess[: self._dice.randrange(most + 1)])
 
 
 class LateRunner:
@@ -140,8 +183,11 @@ class Watched:
 class Front:
     """Drives one engine; checks every message and all books after every step."""
 
-    def __init__(self, config: RankConfig, *, depth: int = 1) -> None:
+    def __init__(
+        self, config: RankConfig, *, depth: int = 1, prophet: random.Random | None = None
+    ) -> None:
         self.config = config
+        self.now = 0.0
         self.runner = LateRunner(ScriptedRunner(config))
         loaded = self.runner.load(None)
         self.geometry = loaded.geometry
@@ -152,13 +198,17 @@ class Front:
             max_sequences=config.max_sequences,
             max_step_tokens=config.max_step_tokens,
             depth=depth,
+            drafter=None if prophet is None else lambda: Prophet(self, prophet),
+            clock=lambda: self.now,
         )
         self.context = self.engine.scheduler.context
-        self.repeat = config.scripted is not None and config.scripted.repeat
+        self.script = config.scripted or ScriptedConfig()
         self.all: dict[str, Watched] = {}
         self.mirror: set[bytes] = set()
         self.stats = self.engine.stats()
         self.steps = 0
+        self.guesses = 0
+        self.follows = 0
 
     def close(self) -> None:
         self.memory.close()
@@ -190,8 +240,9 @@ class Front:
         if in_place:
             tokens = (*watched.spec.token_ids, *watched.spec.output_ids)[:-1]
             content = fill_blocks(tokens, BLOCK_BYTES)
-            for index, block in reserved.fill[0].items():
-                self.write(block, content[index])
+            for group, fill in enumerate(reserved.fill):
+                for index, block in fill.items():
+                    self.write(block, content[index], group)
             watched.seen = len(tokens)
         watched.stage = "queued"
         self.send(Begin(SequenceId(name), in_place))
@@ -237,11 +288,16 @@ class Front:
                 self.release(name)
         assert self.stats.running == self.stats.waiting == self.stats.blocks_used == 0
         assert self.stats.prefill_backlog_tokens == 0
+        assert self.guesses >= self.stats.drafted_tokens >= self.stats.accepted_tokens
         self.check_texts()
+
+    def solo(self, wanted: SequenceSpec) -> tuple[list[int], FinishReason]:
+        script = self.script
+        return solo(wanted, context=self.context, repeat=script.repeat, scramble=script.scramble)
 
     def check_texts(self) -> None:
         for name, watched in self.all.items():
-            text, finish = solo(watched.spec, context=self.context, repeat=self.repeat)
+            text, finish = self.solo(watched.spec)
             if watched.kind == "prefill":
                 assert not watched.tokens
             elif watched.stage == "done":
@@ -249,7 +305,9 @@ class Front:
                 assert watched.computed is not None
             else:
                 assert watched.tokens == text[: len(watched.tokens)], name
-            if watched.stage == "failed":
+            if watched.stage == "failed" and watched.code == "deadline_exceeded":
+                assert watched.spec.deadline_s is not None
+            elif watched.stage == "failed":
                 assert watched.kind == "reserve"
                 assert watched.code == "no_capacity", f"{name}: {watched.message}"
 
@@ -260,6 +318,7 @@ class Front:
             match message:
                 case Reserved(sequence=name):
                     self.all[name].reserved = message
+                    self.all[name].seen = message.cached_tokens
                     self.all[name].stage = "reserved"
                 case SequenceFailed(name, code, text):
                     assert self.all[name].stage in ("queued", "reserved")
@@ -270,12 +329,12 @@ class Front:
                     self._stepped(message)
         assert stepped <= 1
 
-    def read_block(self, block: int) -> bytes:
-        start, end = self.geometry.block_span(0, block)
+    def read_block(self, block: int, group: int = 0) -> bytes:
+        start, end = self.geometry.block_span(group, block)
         return self.memory[start:end]
 
-    def write(self, block: int, content: bytes) -> None:
-        start, end = self.geometry.block_span(0, block)
+    def write(self, block: int, content: bytes, group: int = 0) -> None:
+        start, end = self.geometry.block_span(group, block)
         self.memory[start:end] = content
 
     def _stepped(self, message: Stepped) -> None:
@@ -310,63 +369,28 @@ class Front:
                 assert self.read_block(progress.blocks[0][index]) == content[index]
             if progress.complete:
                 watched.stage = "held"
+                self._check_window(progress.blocks, len(tokens), content)
+
+    def _check_window(
+        self, blocks: tuple[tuple[int, ...], ...], count: int, content: list[bytes]
+    ) -> None:
+        """What the token after the first `count` sees is there in the window group."""
+        if self.script.window:
+            for index in range(max(0, count - self.script.window + 1) // 16, count // 16):
+                assert self.read_block(blocks[1][index], 1) == content[index]
 
     def _note(self, plan: StepPlan) -> None:
         assert plan.tokens <= self.config.max_step_tokens
         assert len(plan.rows) <= self.config.max_sequences
         for row in plan.rows:
             watched = self.all[row.sequence]
-            end = row.start + len(row.token_ids)
-            assert len(row.block_tables[0]) == -(-end // 16)
+            end = row.start + len(row.token_ids) - row.drafts
+            for table in row.block_tables:
+                assert len(table) == -(-(end + row.drafts) // 16)
+            self.guesses += row.drafts
+            self.follows += row.follows
             if not watched.tokens:
                 prompt = len(watched.spec.token_ids)
                 known = max(watched.seen, row.start)
                 watched.counted += max(0, min(end, prompt) - known)
                 watched.seen = max(watched.seen, end)
-
-
-Op = tuple[int, ...]
-"""(what, a, b, c, …): small numbers that mean something only in `play`."""
-
-
-def random_ops(dice: random.Random, count: int) -> list[Op]:
-    return [tuple(dice.randrange(1000) for _ in range(6)) for _ in range(count)]
-
-
-def play(front: Front, ops: list[Op]) -> None:
-    """Turn numbers into a schedule: arrivals with shared beginnings, hand-overs, aborts, steps."""
-    for number, (what, a, b, c, d, e) in enumerate(ops):
-        name = f"s{number}"
-        longest = front.context - 1
-        length = 1 + a % min(longest, 90)
-        family = b % 3
-        own = c % 20
-        prompt = [100 * family + 10 + i for i in range(length)]
-        prompt[max(0, length - own) :] = [1000 + 50 * number + i for i in range(min(own, length))]
-        wanted = spec(
-            prompt,
-            max_tokens=1 + d % 70,
-            priority=(0, 0, 0, 1)[e % 4],
-            namespace=("", "", "tenant")[e % 3],
-        )
-        kind = what % 12
-        if kind < 3:
-            front.run(name, wanted)
-        elif kind == 3:
-            front.reserve(name, wanted)
-        elif kind == 4:
-            front.prefill(name, wanted)
-        elif kind == 5 and front.named("reserved"):
-            waiting = front.named("reserved")
-            front.begin(waiting[a % len(waiting)], in_place=b % 4 > 0)
-        elif kind == 6 and front.named("held"):
-            held = front.named("held")
-            front.release(held[a % len(held)])
-        elif kind == 7:
-            alive = [*front.named("queued"), *front.named("reserved"), *front.named("held")]
-            if alive:
-                front.abort(alive[a % len(alive)])
-        else:
-            for _ in range(1 + a % 5):
-                front.step()
-    front.finish_all()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from core.engine.intake import Limits
 from core.engine.messages import Reserved, SequenceFailed, SequenceSpec
 from core.engine.plan import RowResult, SequenceId, StepPlan, StepResult
-from core.engine.scheduler import Limits, Scheduler
+from core.engine.scheduler import Scheduler
 from core.kv.block_manager import BlockManager
 
 A, B, C, D = (SequenceId(name) for name in "ABCD")
@@ -23,7 +24,7 @@ def answer(plan: StepPlan, token: int = 5, **errors: str) -> StepResult:
     rows = tuple(
         RowResult(row.sequence, error=errors[row.sequence])
         if row.sequence in errors
-        else RowResult(row.sequence, token_id=token if row.sample else None)
+        else RowResult(row.sequence, token_ids=(token,) if row.sample else ())
         for row in plan.rows
     )
     return StepResult(plan.number, rows, 0.01)

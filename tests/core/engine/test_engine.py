@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.engine.engine import Rates
 from core.engine.messages import Abort, Shutdown, Stepped
-from core.engine.plan import Row, SequenceId, StepPlan, StepResult
+from core.engine.plan import SequenceId
 from core.types import FinishReason
 from tests.core.engine.harness import Front, rank_config, spec
 
@@ -60,31 +59,3 @@ def test_shutdown_is_noted(front: Front) -> None:
     assert not front.engine.stopping
     front.engine.handle(Shutdown())
     assert front.engine.stopping
-
-
-def plan(*lengths: int) -> StepPlan:
-    rows = tuple(
-        Row(SequenceId(str(n)), tuple(range(length)), 0, ((0,),), None)
-        for n, length in enumerate(lengths)
-    )
-    return StepPlan(1, rows)
-
-
-def test_rates_come_to_what_steps_deliver() -> None:
-    rates = Rates(1000.0, 10.0)
-    for _ in range(300):
-        rates.note(plan(1, 1, 1), StepResult(1, (), 0.02))
-    assert rates.decode_tokens_per_s == pytest.approx(50.0, rel=0.01)  # per sequence
-    assert rates.prefill_tokens_per_s == 1000.0
-    for _ in range(100):
-        rates.note(plan(512), StepResult(1, (), 0.25))
-    assert rates.prefill_tokens_per_s == pytest.approx(2048, rel=0.01)
-
-
-def test_short_rests_of_prompts_do_not_spoil_the_prefill_rate() -> None:
-    rates = Rates(1000.0, 50.0)
-    for _ in range(100):
-        rates.note(plan(1, 5), StepResult(1, (), 0.02))
-        rates.note(plan(), StepResult(1, (), 0.0))
-    assert rates.prefill_tokens_per_s == 1000.0
-    assert rates.decode_tokens_per_s == pytest.approx(50.0)

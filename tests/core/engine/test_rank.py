@@ -205,6 +205,50 @@ def test_an_abort_stops_a_sequence_and_the_gauges_say_so() -> None:  # B25
         assert rank.tokens(A) == ([], None)
 
 
+def test_commands_are_taken_while_a_step_computes() -> None:
+    with rank_process(rank_config(blocks=32, repeat=True, step_s=5.0)) as rank:
+        rank.until(Ready)
+        rank.say(Run(A, spec(range(100, 140), max_tokens=400)))
+        before = time.monotonic()
+        message = rank.until(Stepped)
+        while not (isinstance(message, Stepped) and message.stats.running == 1):
+            message = rank.until(Stepped)
+        rank.say(Run(B, spec([-1])))
+        assert isinstance(rank.until(SequenceFailed), SequenceFailed)
+        rank.say(Reserve(B, spec(range(200, 240))))
+        assert isinstance(rank.until(Reserved), Reserved)
+        rank.say(Abort(A))
+        while not (isinstance(message, Stepped) and message.stats.running == 0):
+            message = rank.until(Stepped)
+        assert message.stats.blocks_used == 6  # A's too, until the step is over
+        assert time.monotonic() - before < 4
+
+
+def test_a_deadline_is_kept_while_a_step_computes() -> None:
+    with rank_process(rank_config(blocks=32, step_s=5.0)) as rank:
+        rank.until(Ready)
+        before = time.monotonic()
+        rank.say(Run(A, spec(range(100, 140), deadline_s=0.3)))
+        failed = rank.until(SequenceFailed)
+        assert isinstance(failed, SequenceFailed)
+        assert (failed.sequence, failed.code) == (A, "deadline_exceeded")
+        assert 0.3 <= time.monotonic() - before < 4
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_plans_ahead_and_guesses_change_no_text(depth: int) -> None:
+    config = rank_config(blocks=64, repeat=True, step_s=0.001)
+    with rank_process(msgspec.structs.replace(config, depth=depth)) as rank:
+        rank.until(Ready)
+        wanted = [spec(range(100 + 10 * n, 117 + 10 * n), max_tokens=120) for n in range(3)]
+        rank.say(*(Run(SequenceId(str(n)), one) for n, one in enumerate(wanted)))
+        for n, one in enumerate(wanted):
+            assert rank.until_finished(str(n)) == [one.token_ids[i % 17] for i in range(120)]
+        stats = [message.stats for message in rank.heard if isinstance(message, Stepped)][-1]
+        assert stats.accepted_tokens > 100
+        assert stats.generated_tokens == 360
+
+
 def test_shutdown_ends_the_process_with_status_0() -> None:
     with rank_process(rank_config(blocks=8)) as rank:
         rank.until(Ready)

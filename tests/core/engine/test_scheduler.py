@@ -170,6 +170,13 @@ def test_a_continued_request_counts_what_was_generated_before() -> None:
         (msgspec.structs.replace(spec([3]), temperature=-1.0), "temperature"),
         (msgspec.structs.replace(spec([3]), top_p=math.nan), "top_p"),
         (msgspec.structs.replace(spec([3]), top_k=-1), "top_k"),
+        (msgspec.structs.replace(spec([3]), min_p=1.5), "min_p"),
+        (msgspec.structs.replace(spec([3]), repetition_penalty=0.0), "repetition_penalty"),
+        (msgspec.structs.replace(spec([3]), presence_penalty=math.inf), "presence_penalty"),
+        (msgspec.structs.replace(spec([3]), logprobs=-1), "logprobs"),
+        (msgspec.structs.replace(spec([3]), deadline_s=math.nan), "deadline_s"),
+        (msgspec.structs.replace(spec([3]), logit_bias=((1000, 1.0),)), "token 1000"),
+        (msgspec.structs.replace(spec([3]), logit_bias=((3, math.nan),)), "bias of nan"),
     ],
 )
 @pytest.mark.parametrize("kind", ["run", "reserve", "prefill"])
@@ -236,9 +243,9 @@ def test_what_a_bad_row_read_is_offered_to_nobody() -> None:
     ("row", "complaint"),
     [
         (RowResult(A), "no token"),
-        (RowResult(A, token_id=1000), "outside the vocabulary"),
-        (RowResult(A, token_id=-1), "outside the vocabulary"),
-        (RowResult(B, token_id=1), "no result"),
+        (RowResult(A, token_ids=(1000,)), "outside the vocabulary"),
+        (RowResult(A, token_ids=(-1,)), "outside the vocabulary"),
+        (RowResult(B, token_ids=(1,)), "no result"),
     ],
 )
 def test_a_result_that_cannot_be_ends_the_sequence(row: RowResult, complaint: str) -> None:
@@ -272,17 +279,59 @@ def test_blocks_of_a_step_in_flight_are_free_after_its_result() -> None:
     of.roster.check_integrity()
 
 
-def test_chunks_may_follow_each_other_without_a_result_tokens_may_not() -> None:
+def test_chunks_and_tokens_may_follow_each_other_without_a_result() -> None:
     of = scheduler(step_tokens=16)
-    of.run(A, spec(range(40)))
-    plans = [of.plan() for _ in range(4)]
+    of.run(A, spec(range(40), max_tokens=3))
+    plans = [of.plan() for _ in range(6)]
     assert [plan and shape(plan) for plan in plans] == [
-        [(A, 0, 16, False)], [(A, 16, 32, False)], [(A, 32, 40, True)], None,
+        [(A, 0, 16, False)], [(A, 16, 32, False)], [(A, 32, 40, True)],
+        [(A, 40, 41, True)], [(A, 41, 42, True)], None,
     ]  # fmt: skip
-    for plan in plans[:3]:
+    rows = [plan.rows[0] for plan in plans if plan is not None]
+    assert [row.follows for row in rows] == [False, False, False, True, True]
+    assert [row.sample.position for row in rows if row.sample is not None] == [0, 1, 2]
+    for token, plan in enumerate(plans[:5]):
         assert plan is not None
-        of.apply(answer(plan))
-    assert shape(step(of)) == [(A, 40, 41, True)]
+        of.apply(answer(plan, token))
+    assert [output.token_ids for output in of.take().outputs] == [(2,), (3,), (4,)]
+    assert of.blocks.used == 0
+    of.roster.check_integrity()
+
+
+def test_an_end_that_is_seen_a_step_late_leaves_no_trace() -> None:
+    of = scheduler(blocks=4)
+    of.run(A, spec(range(47), stop=frozenset({9})))
+    step(of)
+    first, second = of.plan(), of.plan()
+    assert first is not None
+    assert second is not None
+    assert second.rows[0].follows
+    of.take()
+    of.apply(answer(first, 9))
+    (output,) = of.take().outputs
+    assert (output.token_ids, output.finish) == ((9,), FinishReason.STOP)
+    assert of.blocks.used == 4  # the step after it has them still
+    assert of.counters.generated == 2
+    of.roster.check_integrity()
+    assert of.plan() is None
+    of.apply(answer(second, 7))
+    assert not of.take().outputs
+    assert (of.blocks.used, of.counters.generated) == (0, 2)
+    of.run(B, spec([*range(47), 5, 9, 7, 8]))
+    assert shape(step(of)) == [(B, 48, 51, True)]  # nothing of the discarded token was kept
+
+
+def test_nobody_loses_blocks_to_a_plan_that_is_ahead() -> None:
+    of = scheduler(blocks=5)
+    of.run(A, spec(range(31)))
+    of.run(B, spec(range(100, 131)))
+    step(of)
+    plans = [of.plan()]  # both now fill their second block
+    assert of.plan() is None  # two blocks are wanted and one is free: better wait
+    assert of.counters.preemptions == 0
+    assert plans[0] is not None
+    of.apply(answer(plans[0]))
+    assert [row.sequence for row in step(of).rows] == [A]
 
 
 def test_an_id_may_come_back_while_its_last_life_is_in_flight() -> None:

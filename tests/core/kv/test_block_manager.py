@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import InternalError
 from core.kv.block_manager import BlockManager, BlockTable, blocks_for
-from core.kv.prefix_cache import TokenChain
+from core.kv.prefix_cache import GONE, TokenChain
 
 ROOT = b"r" * 16
 
@@ -146,6 +146,96 @@ def test_groups_have_their_own_pools_and_share_one_entry() -> None:
     manager.check_integrity([other])
     assert manager.cache.idle == 0
     assert len(set(other.groups[1])) == 3
+
+
+# ------------------------------------------------------------------ windows
+
+
+def windowed(blocks: int = 12, window: int = 20, window_blocks: int = 6) -> BlockManager:
+    return BlockManager([blocks, window_blocks], [None, window])
+
+
+def computed(manager: BlockManager, of: TokenChain, blocks: int) -> BlockTable:
+    """As `filled`, block after block, forgetting what the window has passed."""
+    table = manager.new_table()
+    start = manager.usable(manager.cache.find(of, blocks))
+    manager.adopt(table, start)
+    manager.grow(table, blocks - len(start))
+    for end in range(16 * len(start) + 16, 16 * blocks + 1, 16):
+        assert manager.reach(table, end) == end
+        manager.register(table, of, end)
+        manager.forget(table, end)
+    return table
+
+
+def test_a_window_group_keeps_what_the_next_token_sees_and_no_more() -> None:
+    manager = windowed()
+    table = computed(manager, chain(0, 200), 5)
+    assert table.passed == [0, 3]  # position 80 sees 61 … 80: blocks 3 and 4
+    assert [len(group) for group in table.groups] == [5, 5]
+    assert table.view(80)[1][:3] == (0, 0, 0)
+    manager.check_integrity([table])
+    manager.forget(table, 70)  # never back
+    assert table.passed == [0, 3]
+    manager.free(table)
+    manager.check_integrity([])
+    assert manager.available == 12
+
+
+def test_long_sequences_fit_a_window_group_that_is_shorter_than_they_are() -> None:
+    manager = windowed(window_blocks=3)
+    table = computed(manager, chain(0, 200), 12)
+    manager.check_integrity([table])
+    with pytest.raises(InternalError, match="its window of 40 tokens needs 4"):
+        windowed(window=40, window_blocks=3)
+
+
+def test_a_cached_start_counts_only_as_far_as_every_group_has_what_is_seen_next() -> None:
+    manager = windowed(window_blocks=6)
+    manager.free(computed(manager, chain(0, 200), 5))
+    cached = manager.cache.find(chain(0, 200), 5)
+    assert len(manager.usable(cached)) == len(cached) == 5
+    other = computed(manager, chain(1000, 200), 3)  # takes idle blocks of the window group
+    lost = [n for n, entry in enumerate(cached) if entry.blocks[1] == GONE]
+    assert lost
+    usable = len(manager.usable(cached))
+    assert all(entry.blocks[1] != GONE for entry in cached[max(0, usable * 16 - 19) // 16 : usable])
+    again = computed(manager, chain(0, 200), 5)
+    manager.check_integrity([other, again])
+
+
+def test_what_is_set_aside_for_a_peer_is_what_the_last_token_sees() -> None:
+    manager = windowed()
+    table = manager.new_table()
+    manager.grow(table, 5)
+    assert manager.reserve_windows(table, 79)
+    assert table.passed == [0, 3]
+    assert len(table.groups[1]) == 5
+    assert manager.sees(table, 79)
+    assert not manager.sees(table, 0)
+    manager.check_integrity([table])
+
+
+def test_random_use_with_windows_keeps_the_books_straight() -> None:
+    dice = random.Random(11)
+    manager = windowed(blocks=14, window=dice.choice((3, 20)), window_blocks=7)
+    tables: list[BlockTable] = []
+    partly = 0
+    for _ in range(1500):
+        if tables and dice.random() < 0.5:
+            manager.free(tables.pop(dice.randrange(len(tables))))
+        else:
+            of = chain(1000 * dice.randrange(3), 200)
+            count = dice.randrange(1, 5)
+            cached = manager.cache.find(of, count)
+            start = manager.usable(cached)
+            partly += len(start) < len(cached)
+            if manager.fits(start, count) and len(tables) < 2:
+                tables.append(computed(manager, of, count))
+        if tables and dice.random() < 0.05:
+            manager.distrust(dice.choice(tables))
+        manager.check_integrity(tables)
+    assert partly > 20
 
 
 def test_check_integrity_names_what_disagrees() -> None:

@@ -187,6 +187,39 @@ def test_a_receiver_that_stops_reading_is_given_up_after_the_lease() -> None:
     asyncio.run(go())
 
 
+def test_a_quiet_sender_is_let_go_when_another_hello_finds_its_lease_run_out() -> None:
+    async def go() -> None:
+        now = [0.0]
+        async with receiver("tcp", clock=lambda: now[0]) as side, Raw(side) as raw:
+            await raw.say(encode_hello(side.ticket, MODEL))
+            assert await raw.hear() == (Reply.WELCOME, Refusal.TICKET)
+            now[0] = 31.0
+            with pytest.raises(TransferFailed, match="refused"):
+                await side.carrier.open(side.ticket, MODEL, side.failed.append)
+            assert side.settled.is_set()
+            side.landing.withdraw(side.incoming)  # what its owner does then
+            assert await raw.hear() == (Reply.FAILED, Refusal.EXPIRED)
+
+    asyncio.run(go())
+
+
+def test_a_close_that_is_cancelled_still_closes() -> None:
+    """An errand may be aborted twice: by its router, and by the end of the session."""
+
+    async def go() -> None:
+        async with receiver("tcp") as side:
+            shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
+            closing = asyncio.create_task(shipment.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            async with asyncio.timeout(WAIT_S):
+                await side.settled.wait()
+            assert side.incoming.failure is Failure.PEER_LOST
+
+    asyncio.run(go())
+
+
 def test_the_wire_reads_what_it_wrote() -> None:
     ticket = Ticket(id=new_ticket_id(), generation=9, lease_s=1.0, endpoints=())
     hello = decode_hello(encode_hello(ticket, MODEL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,24 @@ def test_a_wrong_ticket_is_refused_and_the_right_one_still_works(kind: str, wron
             await shipment.finish(1)
             await shipment.close()
             assert phase_of(side.incoming) is Phase.READY
+
+    asyncio.run(go())
+
+
+@both
+@pytest.mark.parametrize("who", ["owner", "stranger"])
+def test_a_hello_that_finds_the_lease_run_out_tells_the_receiver(kind: str, who: str) -> None:
+    """Whoever notices the end must say so: the receiver's own timer finds nothing left to do."""
+
+    async def go() -> None:
+        now = [0.0]
+        async with receiver(kind, clock=lambda: now[0]) as side:
+            ticket = side.ticket if who == "owner" else replace(side.ticket, id=new_ticket_id())
+            now[0] = 31.0
+            with pytest.raises(TransferFailed, match="refused"):
+                await side.carrier.open(ticket, MODEL, side.failed.append)
+            assert side.incoming.failure is Failure.EXPIRED
+            assert side.settled.is_set()
 
     asyncio.run(go())
 
