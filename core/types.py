@@ -77,6 +77,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    """The model's own end tokens do not end the answer; the caller's still do."""
+    min_p: float = 0.0
+    """Candidates below this share of the best one's probability are dropped; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or answer are divided by it, or multiplied where negative."""
+    presence_penalty: float = 0.0
+    """Taken once from the logits of tokens that the answer has."""
+    frequency_penalty: float = 0.0
+    """Taken from the logits of the answer's tokens as often as it has them."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit); no id twice."""
+    min_tokens: int = 0
+    """No end token before so many tokens, and no stop string that begins in them."""
+    n: int = 1
+    """Choices, of one prompt."""
+    logprobs: int | None = None
+    """How many alternatives each token is reported with; None reports no log probabilities."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +126,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     namespace: str = ""
     """Whose prefixes may be shared; set by the edge, never by the client."""
     resume: tuple[ResumePoint, ...] = ()
+    route_chain: bytes = b""
+    """Ids of the prompt's text blocks, joined (core.prefix): what the region counts and publishes
+    as cached. Set by the edge; empty when it routes by something else."""
+    route_ends: tuple[int, ...] = ()
+    """Bytes of prompt text that each id of `route_chain` covers, and last the whole prompt's."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,15 @@ class Detokenizer(Protocol):
         """What was left incomplete, as replacement characters. Once, at the end."""
         ...
 
+    def spell(self, token_id: int) -> bytes:
+        """What `token_id` would add to the answer here, in UTF-8; half characters too."""
+        ...
+
+    @property
+    def left(self) -> int:
+        """Bytes that wait for the rest of their character."""
+        ...
+
 
 class TokenTable:
     """What each token of a model prints. One per model; it remembers what it has looked up."""
@@ -58,6 +67,14 @@ class TokenTable:
         """Prints nothing: special, or a row of the embedding without a token."""
         return token_id in self._hidden or self._tokenizer.id_to_token(token_id) is None
 
+    def name(self, token_id: int) -> str:
+        """What the vocabulary calls it."""
+        return self._tokenizer.id_to_token(token_id) or f"<token {token_id}>"
+
+    def byte(self, token_id: int) -> bytes:
+        """Of a byte token."""
+        return bytes.fromhex(self.name(token_id)[3:5])
+
     def is_byte(self, token_id: int) -> bool:
         return _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "") is not None
 
@@ -86,6 +103,13 @@ class _ByteDetokenizer:
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+    def spell(self, token_id: int) -> bytes:
+        return self._bytes_of(token_id)
+
+    @property
+    def left(self) -> int:
+        return len(self._utf8.getstate()[0])
 
 
 class _WindowDetokenizer:
@@ -116,6 +140,19 @@ class _WindowDetokenizer:
         text = self._fresh() if self._new else ""
         self._printed, self._new = self._new, []
         return text
+
+    def spell(self, token_id: int) -> bytes:
+        table = self._table
+        if table.hidden(token_id):
+            return b""
+        if table.is_byte(token_id):
+            return table.byte(token_id)
+        before = self._printed + self._new
+        return table.decode([*before, token_id])[len(table.decode(before)) :].encode()
+
+    @property
+    def left(self) -> int:
+        return len(self._new)
 
     def _fresh(self) -> str:
         before = self._table.decode(self._printed)

@@ -9,6 +9,7 @@ from core.errors import InvalidRequest
 from core.text import from_folder, from_gguf
 from core.text.control import ChatEncoder, control_tokens
 from core.text.detokenizer import TokenTable
+from core.text.logprobs import LogprobLine
 from core.text.parts import TextParts
 from core.text.stop import StopMatcher
 from core.text.template import ChatTemplate
@@ -89,10 +90,18 @@ class TextModel:
             raise InvalidRequest("prompt is empty", param="prompt")
         return ids
 
-    def writer(self, stops: tuple[str, ...], end_ids: frozenset[int]) -> ChoiceWriter:
+    def writer(
+        self, stops: tuple[str, ...], end_ids: frozenset[int], *, min_tokens: int = 0
+    ) -> ChoiceWriter:
         """The writer of one choice. `end_ids`: the model's own, unless the caller ignores them,
-        and the caller's."""
-        return ChoiceWriter(self._table.start(), StopMatcher(stops), end_ids)
+        and the caller's. `min_tokens`: stop strings are not looked for in so many tokens."""
+        return ChoiceWriter(
+            self._table.start(),
+            StopMatcher(stops),
+            end_ids,
+            LogprobLine(self._table),
+            min_tokens=min_tokens,
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids as an answer would show it: without special tokens."""

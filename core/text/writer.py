@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.events import TokenLogprob
 from core.text.detokenizer import Detokenizer
+from core.text.logprobs import LogprobLine, Scores
 from core.text.stop import StopMatcher
 from core.types import FinishReason
 
@@ -20,27 +22,46 @@ class Written:
     """What one push gave. `finish` comes once; `tokens` counts all ids so far.
 
     `token_ids` are the ids of this push that belong to the answer, up to and including the one
-    that ended it.
+    that ended it. `logprobs` belong to `text`: an id's entry may come in a later push.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish: FinishReason | None
     tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class ChoiceWriter:
+    """`min_tokens`: so many tokens are written before stop strings are looked for."""
+
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopMatcher, end_ids: frozenset[int]
+        self,
+        detokenizer: Detokenizer,
+        stops: StopMatcher,
+        end_ids: frozenset[int],
+        logprobs: LogprobLine,
+        *,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_ids = end_ids
+        self._logprobs = logprobs
+        self._min_tokens = min_tokens
         self._tokens = 0
+        self._printed = 0
+        self._shown = 0
         self.finished = False
 
-    def push(self, token_ids: Sequence[int], finish: FinishReason | None) -> Written:
+    def push(
+        self,
+        token_ids: Sequence[int],
+        finish: FinishReason | None,
+        scores: Sequence[Scores] = (),
+    ) -> Written:
         """Take what a step gave. `finish`: the engine's own reason to end after these ids.
+        `scores`: one for each id, or none at all.
 
         A push after the end gives an empty Written without a finish. When the result finishes by
         STOP and `finish` was None, the caller aborts the sequence in the rank.
@@ -48,21 +69,41 @@ class ChoiceWriter:
         if self.finished:
             return Written("", (), None, self._tokens)
         pieces: list[str] = []
-        taken = 0
-        for token_id in token_ids:
-            taken += 1
-            if token_id in self._end_ids:
-                finish = FinishReason.STOP
-                break
-            pieces.append(self._stops.feed(self._detokenizer.push(token_id)))
-            if self._stops.matched:
+        before = self._tokens
+        for place, token_id in enumerate(token_ids):
+            self._tokens += 1
+            ended = token_id in self._end_ids
+            pieces.append(self._write(token_id, ended, scores[place] if scores else None))
+            if ended or self._stops.matched:
                 finish = FinishReason.STOP
                 break
         if finish is not None:
-            pieces.append(self._stops.feed(self._detokenizer.flush()))
+            rest = self._detokenizer.flush()
+            self._printed += len(rest)
+            pieces.append(self._stops.feed(rest))
             pieces.append(self._stops.flush())
             if self._stops.matched:
                 finish = FinishReason.STOP
             self.finished = True
-        self._tokens += taken
-        return Written("".join(pieces), tuple(token_ids[:taken]), finish, self._tokens)
+        text = "".join(pieces)
+        self._shown += len(text)
+        out = self._logprobs.cut if finish is not None else self._logprobs.out
+        return Written(
+            text=text,
+            token_ids=tuple(token_ids[: self._tokens - before]),
+            finish=finish,
+            tokens=self._tokens,
+            logprobs=tuple(out(self._shown)),
+        )
+
+    def _write(self, token_id: int, ended: bool, scores: Scores | None) -> str:
+        """What may go out because of it."""
+        text = self._detokenizer
+        entry = self._logprobs.entry(text, token_id, scores) if scores is not None else None
+        piece = "" if ended else text.push(token_id)
+        if entry is not None:
+            self._logprobs.add(entry, self._printed, piece, text.left, silent=ended)
+        self._printed += len(piece)
+        if self._tokens <= self._min_tokens:
+            return piece
+        return self._stops.feed(piece)

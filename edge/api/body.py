@@ -86,6 +86,7 @@ def _explain(complaint: str, body: type[object]) -> InvalidRequest:
     where = _WHERE.search(complaint)
     what = complaint[: where.start()] if where else complaint
     path = where["path"].removeprefix("$").removeprefix(".") if where else ""
+    path = path.removesuffix("[...]").removeprefix("key in ")  # of a map: its field is named
     inside = f"{path}." if path else ""
     if unknown := _UNKNOWN.match(what):
         field = unknown["field"][:100]

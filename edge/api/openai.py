@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -20,25 +20,16 @@ from core.types import (
     Message,
     ModelName,
     RequestId,
-    Sampling,
     ToolCall,
 )
 from edge.api.body import decode, nearest
 from edge.api.openai_types import ChatBody, CompletionBody, ContentPart, MessageIn
+from edge.api.sampling import sampling, token_ids
 
-COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for the legacy route; chat runs to the end of the turn."""
-MAX_STOPS = 4
 _ROLES = ("system", "user", "assistant", "tool", "developer")
-_INT32 = 2**31 - 1
 _SEED_MASK = 2**64 - 1
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in-memory", "in_memory"),
@@ -54,12 +45,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "top_logprobs": (),
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
 }
-"""What a known field may hold besides null. `logprobs` differs between the two routes."""
+"""What a known field may hold besides null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +73,6 @@ class Intake:
         """Raises InvalidRequest, UnsupportedField, ModelNotFound."""
         body = decode(ChatBody, raw)
         _refuse_unsupported(body)
-        if body.logprobs:
-            raise _unsupported("logprobs", "null or false")
         if not body.messages:
             raise InvalidRequest("'messages' must hold at least one message.", param="messages")
         messages = tuple(_message(one, f"messages[{i}]") for i, one in enumerate(body.messages))
@@ -96,8 +83,8 @@ class Intake:
         """Raises InvalidRequest, UnsupportedField, ModelNotFound."""
         body = decode(CompletionBody, raw)
         _refuse_unsupported(body)
-        if body.logprobs is not None:
-            raise _unsupported("logprobs", "null")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise _unsupported("best_of", "null or what 'n' is")
         return self._parsed(
             body, request_id, body.max_tokens, messages=(), prompt=_prompt(body.prompt)
         )
@@ -123,7 +110,7 @@ class Intake:
             model=self._model(body.model),
             messages=messages,
             prompt=prompt,
-            sampling=_sampling(body, limit),
+            sampling=sampling(body, limit),
             seed=seed,
             rendered_at=int(self.clock()),
             deadline_s=self.topology.limits.deadline_s,
@@ -167,31 +154,6 @@ def _unsupported(field: str, allowed: str) -> UnsupportedField:
     )
 
 
-def _sampling(body: ChatBody | CompletionBody, limit: int | None) -> Sampling:
-    yields = limit is None and isinstance(body, CompletionBody)
-    if yields:
-        limit = COMPLETION_MAX_TOKENS
-    return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=min(max(body.top_k or 0, 0), _INT32),  # -1 elsewhere means what 0 means here
-        max_tokens=None if limit is None else min(limit, _INT32),  # beyond: over any context
-        max_tokens_yields=yields,
-        stop=_stops(body.stop),
-        stop_token_ids=_token_ids(body.stop_token_ids or (), "stop_token_ids"),
-        ignore_eos=bool(body.ignore_eos),
-    )
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"'stop' holds more than {MAX_STOPS} texts.", param="stop")
-    if "" in stops:
-        raise InvalidRequest("'stop' holds an empty text.", param="stop")
-    return stops
-
-
 def _prompt(prompt: str | list[str | int | list[int]]) -> str | tuple[int, ...]:
     if isinstance(prompt, str):
         return prompt
@@ -199,24 +161,10 @@ def _prompt(prompt: str | list[str | int | list[int]]) -> str | tuple[int, ...]:
         raise InvalidRequest("'prompt' is empty.", param="prompt")
     first = prompt[0]
     if isinstance(first, int):
-        return _token_ids(prompt, "prompt")
+        return token_ids(prompt, "prompt")
     if len(prompt) > 1:
         raise UnsupportedField("'prompt' may hold one prompt, not several.", param="prompt")
-    return first if isinstance(first, str) else _token_ids(first, "prompt")
-
-
-def _token_ids(ids: Sequence[object], field: str) -> tuple[int, ...]:
-    """Ids that fit the wire; whether they are in the vocabulary is for the region to say."""
-    good: list[int] = []
-    for one in ids:
-        if not isinstance(one, int):
-            raise InvalidRequest(f"'{field}' mixes token ids with something else.", param=field)
-        if not 0 <= one <= _INT32:
-            raise InvalidRequest(f"'{field}': {one} is no token id.", param=field)
-        good.append(one)
-    if not good and field == "prompt":
-        raise InvalidRequest("'prompt' is empty.", param=field)
-    return tuple(good)
+    return first if isinstance(first, str) else token_ids(first, "prompt")
 
 
 def _message(given: MessageIn, at: str) -> Message:

@@ -6,15 +6,18 @@ The whole answer is a fold over the same events that a stream shows piece by pie
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from core.errors import RequestError
-from core.events import Delta, Done, Finish
+from core.events import Delta, Done, Finish, TokenLogprob
 from core.types import FinishReason, Usage
+from edge.api.logprobs import TextOffsets, chat_logprobs, text_logprobs
 from edge.api.openai_types import (
     ChatAnswer,
     ChatChoice,
@@ -53,48 +56,63 @@ class Renderer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Choice:
+    """One choice as far as it has come."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: FinishReason | None = None
+    offsets: TextOffsets = field(default_factory=TextOffsets)
+
+
 class _Renderer:
-    """What chat and legacy completions share."""
+    """What chat and legacy completions share. `logprobs`: the caller asked for them."""
 
     _prefix: str
 
-    def __init__(self, *, request_id: str, model: str, created: int, include_usage: bool) -> None:
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        model: str,
+        created: int,
+        include_usage: bool,
+        logprobs: bool = False,
+    ) -> None:
         self._id = f"{self._prefix}-{request_id}"
         self._model = model
         self._created = created
         self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
-        self._texts: list[str] = []
-        self._reason: FinishReason | None = None
+        self._logprobs = logprobs
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
 
     def take(self, events: Iterable[Shown]) -> None:
         for event in events:
             if isinstance(event, Delta):
-                self._texts.append(event.text)
+                choice = self._choices[event.choice]
+                choice.texts.append(event.text)
+                choice.logprobs.extend(event.logprobs)
             elif isinstance(event, Finish):
-                self._reason = event.reason
+                self._choices[event.choice].reason = event.reason
 
 
 class ChatRenderer(_Renderer):
     _prefix = "chatcmpl"
 
-    def __init__(self, *, request_id: str, model: str, created: int, include_usage: bool) -> None:
-        super().__init__(
-            request_id=request_id, model=model, created=created, include_usage=include_usage
-        )
-        self._role_sent = False
-
     def stream(self, events: Iterable[Shown]) -> bytes:
         parts: list[bytes] = []
-        if not self._role_sent:
-            self._role_sent = True
-            parts.append(self._chunk(ChatDelta(role="assistant", content="")))
         for event in events:
+            if not isinstance(event, Done) and event.choice not in self._choices:
+                self._choices[event.choice] = _Choice()
+                parts.append(self._chunk(event.choice, ChatDelta(role="assistant", content="")))
             if isinstance(event, Delta):
-                if event.text:
-                    parts.append(self._chunk(ChatDelta(content=event.text), index=event.choice))
+                if event.text or event.logprobs:
+                    delta = ChatDelta(content=event.text)
+                    parts.append(self._chunk(event.choice, delta, logprobs=event.logprobs))
             elif isinstance(event, Finish):
-                parts.append(self._chunk(ChatDelta(), event.reason, event.choice))
+                parts.append(self._chunk(event.choice, ChatDelta(), event.reason))
             elif self._include_usage:
                 last = ChatChunk(
                     id=self._id,
@@ -107,24 +125,38 @@ class ChatRenderer(_Renderer):
         return b"".join(parts)
 
     def whole(self, usage: Usage) -> bytes:
-        assert self._reason is not None, "the gateway lets no Done pass without a Finish"
-        choice = ChatChoice(
-            index=0,
-            message=MessageOut(content="".join(self._texts)),
-            finish_reason=self._reason,
-        )
         return _encode(
             ChatAnswer(
                 id=self._id,
                 created=self._created,
                 model=self._model,
-                choices=[choice],
+                choices=[self._whole(index, one) for index, one in sorted(self._choices.items())],
                 usage=_usage(usage),
             )
         )
 
-    def _chunk(self, delta: ChatDelta, reason: FinishReason | None = None, index: int = 0) -> bytes:
-        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason)
+    def _whole(self, index: int, one: _Choice) -> ChatChoice:
+        assert one.reason is not None, "the gateway lets no Done pass without every Finish"
+        return ChatChoice(
+            index=index,
+            message=MessageOut(content="".join(one.texts)),
+            logprobs=chat_logprobs(one.logprobs) if self._logprobs else None,
+            finish_reason=one.reason,
+        )
+
+    def _chunk(
+        self,
+        index: int,
+        delta: ChatDelta,
+        reason: FinishReason | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> bytes:
+        choice = ChatChunkChoice(
+            index=index,
+            delta=delta,
+            logprobs=chat_logprobs(logprobs) if logprobs else None,
+            finish_reason=reason,
+        )
         return _event(
             ChatChunk(
                 id=self._id,
@@ -144,26 +176,40 @@ class TextRenderer(_Renderer):
         last: Delta | None = None  # told with the reason when its choice ends in the same step
         for event in events:
             if last is not None and not _ends(event, last):
-                parts.append(self._piece(last.choice, last.text, None))
+                parts.append(self._piece(last.choice, last, None))
                 last = None
             if isinstance(event, Delta):
-                last = event if event.text else None
+                last = event if event.text or event.logprobs else None
             elif isinstance(event, Finish):
-                parts.append(self._piece(event.choice, last.text if last else "", event.reason))
+                parts.append(self._piece(event.choice, last, event.reason))
                 last = None
             elif self._include_usage:
                 parts.append(_event(self._answer([], _usage(event.usage))))
         if last is not None:
-            parts.append(self._piece(last.choice, last.text, None))
+            parts.append(self._piece(last.choice, last, None))
         return b"".join(parts)
 
-    def _piece(self, index: int, text: str, reason: FinishReason | None) -> bytes:
-        choice = TextChoice(index=index, text=text, finish_reason=reason)
+    def _piece(self, index: int, delta: Delta | None, reason: FinishReason | None) -> bytes:
+        text, logprobs = (delta.text, delta.logprobs) if delta else ("", ())
+        choice = TextChoice(
+            index=index,
+            text=text,
+            logprobs=text_logprobs(logprobs, self._choices[index].offsets) if logprobs else None,
+            finish_reason=reason,
+        )
         return _event(self._answer([choice], self._no_usage))
 
     def whole(self, usage: Usage) -> bytes:
-        choice = TextChoice(index=0, text="".join(self._texts), finish_reason=self._reason)
-        return _encode(self._answer([choice], _usage(usage)))
+        choices = [self._whole(index, one) for index, one in sorted(self._choices.items())]
+        return _encode(self._answer(choices, _usage(usage)))
+
+    def _whole(self, index: int, one: _Choice) -> TextChoice:
+        return TextChoice(
+            index=index,
+            text="".join(one.texts),
+            logprobs=text_logprobs(one.logprobs, one.offsets) if self._logprobs else None,
+            finish_reason=one.reason,
+        )
 
     def _answer(self, choices: list[TextChoice], usage: UsageOut | UnsetType | None) -> TextAnswer:
         return TextAnswer(

@@ -15,6 +15,26 @@ from msgspec import UNSET, Meta, UnsetType
 _Temperature = Annotated[float, Meta(ge=0, le=2)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Limit = Annotated[int, Meta(ge=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+MAX_CHOICES = 16
+MAX_BIASES = 1024
+MAX_BIAS = 100
+"""Of a logit, either way."""
+MAX_TOP_LOGPROBS = 20
+MAX_LOGPROBS = 5
+"""Alternatives in the legacy form."""
+
+_BIAS_KEY = {"pattern": "^(0|[1-9][0-9]*)$"}
+_BIAS = {"minimum": -MAX_BIAS, "maximum": MAX_BIAS}
+_Bias = Annotated[
+    dict[
+        Annotated[str, Meta(extra_json_schema=_BIAS_KEY)],
+        Annotated[float, Meta(extra_json_schema=_BIAS)],
+    ],
+    Meta(max_length=MAX_BIASES),
+]
+"""Token ids as JSON text; `api.sampling` checks keys and values, so that it can name them."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,11 +54,17 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     temperature: _Temperature | None = None
     top_p: _Share | None = None
     seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    logit_bias: _Bias | None = None
     # ours, also known from other open servers
     top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
     # carried for the caller's own records
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -46,10 +72,6 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prompt_cache_key: str | None = None
     """An affinity id: requests that share it go to one region."""
     # known, honoured at their neutral value only
-    n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: Any = None
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_retention: str | None = None
@@ -92,7 +114,7 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[MessageIn]
     max_completion_tokens: _Limit | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -110,8 +132,9 @@ class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     best_of: int | None = None
+    """Honoured where it is `n`: nothing is then thrown away."""
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: str | None = None
 
 
@@ -132,10 +155,30 @@ class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """`token` shows bytes that are no character of their own as \\xNN; `bytes` has them."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: MessageOut
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str
 
 
@@ -156,7 +199,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -171,10 +214,20 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageOut | UnsetType | None = UNSET
 
 
+class TextLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Four lists with one entry for each token. `text_offset` counts characters of the answer;
+    `top_logprobs` has the sampled token too, whatever its rank."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
 
 

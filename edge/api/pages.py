@@ -135,6 +135,7 @@ def _chat_renderer(parsed: Parsed) -> Renderer:
         model=parsed.asked_model,
         created=parsed.request.rendered_at,
         include_usage=parsed.include_usage,
+        logprobs=parsed.request.sampling.logprobs is not None,
     )
 
 
@@ -144,4 +145,5 @@ def _text_renderer(parsed: Parsed) -> Renderer:
         model=parsed.asked_model,
         created=parsed.request.rendered_at,
         include_usage=parsed.include_usage,
+        logprobs=parsed.request.sampling.logprobs is not None,
     )

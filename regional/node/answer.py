@@ -1,4 +1,4 @@
-"""What one decoding sequence has written so far: token ids in, event frames out. No I/O."""
+"""What the choices of one request have written so far: token ids in, event frames out. No I/O."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.engine.messages import SequenceSpec, TokenOutput
+from core.engine.plan import Scores
 from core.errors import RequestError, to_fault
-from core.events import Delta, Done, Finish, encode_frame
+from core.events import Delta, Done, Finish, TokenLogprob, encode_frame
 from core.types import FinishReason, GenerateRequest, Timings, Usage
 
 
@@ -23,12 +24,19 @@ class Written(Protocol):
     def finish(self) -> FinishReason | None: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]: ...
 
 
 class Writer(Protocol):
     """Detokeniser and stop strings of one choice."""
 
-    def push(self, token_ids: Sequence[int], finish: FinishReason | None) -> Written: ...
+    def push(
+        self,
+        token_ids: Sequence[int],
+        finish: FinishReason | None,
+        scores: Sequence[Scores] = (),
+    ) -> Written: ...
 
 
 class Text(Protocol):
@@ -37,7 +45,9 @@ class Text(Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
-    def writer(self, stops: tuple[str, ...], end_ids: frozenset[int]) -> Writer: ...
+    def writer(
+        self, stops: tuple[str, ...], end_ids: frozenset[int], *, min_tokens: int = 0
+    ) -> Writer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,71 +61,110 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Frames of one step. `cut`: a stop string ended the choice while the rank goes on."""
+    """Frames of one step of one choice. `cut`: a stop string ended it while the rank goes on.
+    `last`: all choices have ended."""
 
     frames: bytes
     delta: bool
-    last: bool
     cut: bool
+    last: bool
 
 
-class Answer:
-    """One choice of one request. `placed_at` is when this node heard of the request."""
+class _Choice:
+    """One choice: its writer, and what of a continued one the client has already."""
 
-    def __init__(
-        self, request: GenerateRequest, spec: SequenceSpec, text: Text, *, placed_at: float
-    ) -> None:
-        self.transfer = Transfer()
-        self.queued_s = 0.0
-        self.delta_sent = False
-        self._spec = spec
-        self._writer = text.writer(request.sampling.stop, spec.stop_ids)
-        self._placed_at = placed_at
-        self._first_at: float | None = None
-        self._computed_here = 0
+    def __init__(self, request: GenerateRequest, spec: SequenceSpec, text: Text) -> None:
+        self.tokens = 0
+        self.ended = False
+        self._index = spec.choice
+        wanted = request.sampling
+        self._writer = text.writer(wanted.stop, spec.stop_ids, min_tokens=wanted.min_tokens)
         self._carry = ""
         self._skip = 0
         if spec.output_ids:  # a continued answer: its text up to here is known to the client
             self._skip = sum(p.chars_sent for p in request.resume if p.choice == spec.choice)
             self._carry = self._unsent(self._writer.push(spec.output_ids, None).text)
 
-    def absorb(self, output: TokenOutput, *, now: float) -> Chunk:
-        """The frames that `output` makes."""
-        if output.computed_tokens is not None:
+    def absorb(self, output: TokenOutput) -> bytes:
+        """Delta and Finish, as far as there are any."""
+        written = self._writer.push(output.token_ids, output.finish, output.scores)
+        text = self._carry + self._unsent(written.text)
+        self._carry = ""
+        self.tokens = written.tokens
+        frames = b""
+        if text or written.token_ids or written.logprobs:
+            frames = encode_frame(
+                Delta(
+                    choice=self._index,
+                    token_ids=written.token_ids,
+                    text=text,
+                    logprobs=written.logprobs,
+                )
+            )
+        if written.finish is not None:
+            self.ended = True
+            frames += encode_frame(Finish(choice=self._index, reason=written.finish))
+        return frames
+
+    def _unsent(self, text: str) -> str:
+        rest = text[self._skip :]
+        self._skip = max(0, self._skip - len(text))
+        return rest
+
+
+class Answer:
+    """All choices of one request; `specs` has one sequence for each. `placed_at` is when this node
+    heard of the request."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        specs: Sequence[SequenceSpec],
+        text: Text,
+        *,
+        placed_at: float,
+    ) -> None:
+        self.transfer = Transfer()
+        self.queued_s = 0.0
+        self.delta_sent = False
+        self._prompt = len(specs[0].token_ids)
+        self._choices = [_Choice(request, spec, text) for spec in specs]
+        self._placed_at = placed_at
+        self._first_at: float | None = None
+        self._computed_here = 0
+
+    def absorb(self, choice: int, output: TokenOutput, *, now: float) -> Chunk:
+        """The frames that `output` of that choice makes."""
+        if output.computed_tokens is not None and choice == 0:
+            # the others find the prompt in the cache: it is counted once
             self._computed_here = output.computed_tokens
         if self._first_at is None:
             self._first_at = now
-        written = self._writer.push(output.token_ids, output.finish)
-        text = self._carry + self._unsent(written.text)
-        self._carry = ""
-        frames = b""
-        delta = bool(text or written.token_ids)
-        if delta:
-            self.delta_sent = True
-            choice = self._spec.choice
-            frames = encode_frame(Delta(choice=choice, token_ids=written.token_ids, text=text))
-        if written.finish is not None:
-            frames += encode_frame(Finish(choice=self._spec.choice, reason=written.finish))
-            frames += encode_frame(self._done(written.tokens, self._first_at, now))
+        one = self._choices[choice]
+        frames = one.absorb(output)
+        delta = bool(frames)
+        self.delta_sent = self.delta_sent or delta
+        last = all(each.ended for each in self._choices)
+        if last:
+            frames += encode_frame(self._done(self._first_at, now))
         return Chunk(
             frames=frames,
             delta=delta,
-            last=written.finish is not None,
-            cut=written.finish is not None and output.finish is None,
+            cut=one.ended and output.finish is None,
+            last=last,
         )
 
     def fault(self, error: RequestError) -> bytes:
         """The frame that ends the stream irregularly."""
         return encode_frame(to_fault(error))
 
-    def _done(self, tokens: int, first_at: float, now: float) -> Done:
-        prompt = len(self._spec.token_ids)
+    def _done(self, first_at: float, now: float) -> Done:
         computed = self.transfer.computed_tokens + self._computed_here
         return Done(
             usage=Usage(
-                prompt_tokens=prompt,
-                completion_tokens=tokens,
-                cached_tokens=max(0, prompt - computed),
+                prompt_tokens=self._prompt,
+                completion_tokens=sum(one.tokens for one in self._choices),
+                cached_tokens=max(0, self._prompt - computed),
             ),
             timings=Timings(
                 queue_s=self.queued_s,
@@ -125,8 +174,3 @@ class Answer:
                 kv_bytes=self.transfer.bytes,
             ),
         )
-
-    def _unsent(self, text: str) -> str:
-        rest = text[self._skip :]
-        self._skip = max(0, self._skip - len(text))
-        return rest

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from core import log as logs
 from core.config import Limits, Model, Node, Scripted, World
 from core.engine.messages import RankConfig, ScriptedConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, NodeLost
 from core.kv.ticket import model_digest
 from core.kv.transports.base import BlockMemory
 from core.kv.transports.tcp import TcpLanding
@@ -75,7 +75,11 @@ async def serve(setup: NodeSetup) -> int:
     script = _script(setup.model, await loading) if setup.model.engine == "scripted" else None
     link = await RankLink.start(rank_config(setup, script), command=setup.rank_command)
     try:
-        both = await stop.unless_stopped(_both(loading, link))
+        try:
+            both = await stop.unless_stopped(_both(loading, link))
+        except NodeLost as error:
+            log.error("%s", error)
+            return EXIT_RANK_LOST
         if both is None:
             return 0
         return await _serve(setup, *both, link, stop)
@@ -93,11 +97,6 @@ async def _serve(
     setup: NodeSetup, text: TextModel, loaded: Loaded, link: RankLink, stop: _Stop
 ) -> int:
     ready = loaded.ready
-    if setup.node.host in ("0.0.0.0", "::"):
-        raise ConfigError(
-            f"node {setup.node.name!r}: host is where peers send KV to; {setup.node.host} is "
-            "no address that they could dial"
-        )
     memory = BlockMemory(ready.geometry, loaded.memory)
     model = model_digest(ready.fingerprint)
     try:
@@ -204,6 +203,7 @@ def rank_config(setup: NodeSetup, script: ScriptedConfig | None) -> RankConfig:
         kv_blocks=-(-node.kv_tokens // BLOCK_TOKENS),
         max_sequences=node.max_sequences,
         max_step_tokens=node.max_step_tokens,
+        speculate=node.speculate,
         scripted=script,
     )
 

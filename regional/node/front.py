@@ -29,7 +29,7 @@ from regional.node.cache_log import CacheLog
 from regional.node.errands import Errands
 from regional.node.prefill import Outbox, Rank, Sending
 from regional.node.receiving import Receiving, Reservation
-from regional.node.resolve import sequence_spec
+from regional.node.resolve import sequence_specs
 from regional.pb import node_pb2 as pb
 
 log = logging.getLogger("skerry.node")
@@ -48,9 +48,15 @@ class _Answering:
     id: str
     outbox: Outbox
     answer: Answer
-    spec: SequenceSpec
+    specs: tuple[SequenceSpec, ...]
+    """One for each choice."""
     deadline: asyncio.TimerHandle
     stage: str
+    sequences: set[SequenceId]
+    """Those of its choices that the rank knows and has not ended."""
+    others_begun: bool = False
+    """The choices after the first run: they share its prompt through the prefix cache, so they
+    wait until its blocks are there."""
     reservation: Reservation | None = None
     start_wanted: bool = False
     """Start has come: generate as soon as the blocks are there."""
@@ -84,6 +90,7 @@ class Front:
         self._cache = CacheLog()
         self._sessions: list[Outbox] = []
         self._answers: dict[str, _Answering] = {}
+        self._choices: dict[SequenceId, tuple[_Answering, int]] = {}
         self._generations = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._clock = receiving.clock
@@ -142,7 +149,7 @@ class Front:
         attempt = self._admit(message.attempt_id, message.work, outbox, stage="reserve")
         if attempt is not None:
             sequence = SequenceId(attempt.id)
-            self._rank.send(rank_messages.Reserve(sequence, attempt.spec))
+            self._rank.send(rank_messages.Reserve(sequence, attempt.specs[0]))
 
     def _start(self, message: pb.Start, outbox: Outbox) -> None:
         if message.HasField("work"):
@@ -150,7 +157,7 @@ class Front:
             if attempt is not None:
                 attempt.answer.queued_s = message.queued_s
                 attempt.start_wanted = True
-                self._rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.spec))
+                self._rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.specs[0]))
             return
         reserved = self._answers.get(message.attempt_id)
         if reserved is None:
@@ -169,32 +176,47 @@ class Front:
             log.warning("attempt %s was sent twice; the second is ignored", attempt_id)
             return None
         try:
-            work, spec = self._resolve(message)
+            work, specs = self._resolve(message)
         except RequestError as error:
             outbox.send(wire.failed(attempt_id, stage, error))
             return None
         attempt = _Answering(
             id=attempt_id,
             outbox=outbox,
-            answer=Answer(work.request, spec, self._text, placed_at=self._clock()),
-            spec=spec,
+            answer=Answer(work.request, specs, self._text, placed_at=self._clock()),
+            specs=specs,
             deadline=self._loop.call_later(work.deadline_s, self._past_deadline, attempt_id),
             stage=stage,
+            sequences=set(),
         )
         self._answers[attempt_id] = attempt
+        self._expect(attempt, 0)
         self.idle.clear()
         return attempt
 
-    def _resolve(self, message: pb.Work) -> tuple[wire.Work, SequenceSpec]:
+    def _expect(self, attempt: _Answering, choice: int) -> SequenceId:
+        """What the rank will say of this choice is this attempt's."""
+        sequence = SequenceId(f"{attempt.id}:{choice}" if choice else attempt.id)
+        attempt.sequences.add(sequence)
+        self._choices[sequence] = attempt, choice
+        return sequence
+
+    def _begin_others(self, attempt: _Answering) -> None:
+        attempt.others_begun = True
+        for choice, spec in enumerate(attempt.specs[1:], start=1):
+            self._rank.send(rank_messages.Run(self._expect(attempt, choice), spec))
+
+    def _resolve(self, message: pb.Work) -> tuple[wire.Work, tuple[SequenceSpec, ...]]:
         if self.draining:
             raise Draining("the node takes no new work")
         work = wire.work(message)
-        return work, sequence_spec(
+        return work, sequence_specs(
             work.request,
             work.token_ids,
             context=self._context,
             vocab_size=self._vocab_size,
             end_ids=self._text.end_ids,
+            deadline_s=work.deadline_s,
         )
 
     def _reserved(self, message: rank_messages.Reserved) -> None:
@@ -233,10 +255,10 @@ class Front:
     def _past_deadline(self, attempt_id: str) -> None:
         self._fail(self._answers[attempt_id], DeadlineExceeded("the deadline passed"))
 
-    def _fail(self, attempt: _Answering, error: RequestError, *, rank_knows: bool = False) -> None:
+    def _fail(self, attempt: _Answering, error: RequestError) -> None:
         """End an attempt with an error: a Fault once the client has seen something, else Failed,
         upon which the router may place the request again."""
-        self._free(attempt, rank_knows=rank_knows)
+        self._free(attempt)
         if not attempt.answer.delta_sent:
             attempt.outbox.send(wire.failed(attempt.id, attempt.stage, error))
             return
@@ -245,27 +267,33 @@ class Front:
         )
         attempt.outbox.send(pb.NodeMessage(step_output=pb.StepOutput(sequences=[fault])))
 
-    def _free(self, attempt: _Answering, *, rank_knows: bool = False) -> None:
+    def _free(self, attempt: _Answering) -> None:
         """Forget an attempt. The hand-off stops before the rank may reuse the blocks."""
         del self._answers[attempt.id]
         attempt.deadline.cancel()
         if attempt.reservation is not None:
             attempt.reservation.end()
-        if not rank_knows:
-            self._rank.send(rank_messages.Abort(SequenceId(attempt.id)))
+        for sequence in sorted(attempt.sequences):
+            self._forget(attempt, sequence)
+            self._rank.send(rank_messages.Abort(sequence))
         self._note_idle()
+
+    def _forget(self, attempt: _Answering, sequence: SequenceId) -> None:
+        """The rank has ended it, or is about to hear that it shall."""
+        attempt.sequences.discard(sequence)
+        del self._choices[sequence]
 
     # ------------------------------------------------------------ prefill side
 
     def _prefill(self, message: pb.Prefill, outbox: Outbox) -> None:
         try:
-            work, spec = self._resolve(message.work)
+            work, specs = self._resolve(message.work)
         except RequestError as error:
             outbox.send(wire.failed(message.attempt_id, "prefill", error))
             return
         self.idle.clear()
         self._errands.begin(
-            message.attempt_id, outbox, spec, wire.ticket(message.ticket), work.deadline_s
+            message.attempt_id, outbox, specs[0], wire.ticket(message.ticket), work.deadline_s
         )
 
     def _abort(self, attempt_id: str) -> None:
@@ -294,10 +322,11 @@ class Front:
         outputs: dict[int, pb.StepOutput] = {}
         outboxes: dict[int, Outbox] = {}
         for output in message.outputs:
-            attempt = self._answers.get(output.sequence)
-            if attempt is None:
+            known = self._choices.get(output.sequence)
+            if known is None:
                 continue  # aborted while the step was under way
-            written = self._write(attempt, output)
+            attempt, choice = known
+            written = self._write(attempt, choice, output)
             if written is not None:
                 outboxes[id(attempt.outbox)] = attempt.outbox
                 outputs.setdefault(id(attempt.outbox), pb.StepOutput()).sequences.append(written)
@@ -310,16 +339,25 @@ class Front:
             for session in self._sessions:
                 session.send(change)
 
-    def _write(self, attempt: _Answering, output: TokenOutput) -> pb.SequenceOutput | None:
+    def _write(
+        self, attempt: _Answering, choice: int, output: TokenOutput
+    ) -> pb.SequenceOutput | None:
+        if output.finish is not None:
+            self._forget(attempt, output.sequence)
         try:
-            chunk = attempt.answer.absorb(output, now=self._clock())
+            chunk = attempt.answer.absorb(choice, output, now=self._clock())
         except Exception:
             # One answer's text must not end the others.
             log.exception("attempt %s: its text could not be written", attempt.id)
             self._fail(attempt, InternalError("the answer's text could not be written"))
             return None
+        if chunk.cut:
+            self._forget(attempt, output.sequence)
+            self._rank.send(rank_messages.Abort(output.sequence))
+        if not attempt.others_begun:
+            self._begin_others(attempt)
         if chunk.last:
-            self._free(attempt, rank_knows=not chunk.cut)
+            self._free(attempt)
         if not chunk.frames:
             return None
         return pb.SequenceOutput(
@@ -329,7 +367,9 @@ class Front:
     def _sequence_failed(self, message: rank_messages.SequenceFailed) -> None:
         kind = BY_CODE.get(message.code, InternalError)
         error = kind(message.message)
-        attempt = self._answers.get(message.sequence)
-        if attempt is not None:
-            self._fail(attempt, error, rank_knows=True)
+        known = self._choices.get(message.sequence)
+        if known is not None:
+            attempt, _ = known
+            self._forget(attempt, message.sequence)
+            self._fail(attempt, error)
         self._errands.tell(message.sequence, error)

@@ -66,6 +66,8 @@ class Identity:
                 computed_prompt_tokens=stats.computed_prompt_tokens,
                 cached_prompt_tokens=stats.cached_prompt_tokens,
                 preemptions=stats.preemptions,
+                drafted_tokens=stats.drafted_tokens,
+                accepted_tokens=stats.accepted_tokens,
                 kv_bytes_sent=front.kv_bytes_sent,
                 kv_bytes_received=front.kv_bytes_received,
                 draining=front.draining,

@@ -163,6 +163,10 @@ class RankLink:
         except RequestError as error:
             log.error("%s: %s", self._title, error)
             self._hang_up()
+        except Exception:
+            # What else was lost is not known: a lost node is better than answers that hang.
+            log.exception("%s: a fault of ours on hearing it", self._title)
+            self._hang_up()
 
     def _take(self, message: RankMessage) -> None:
         if isinstance(message, Loading):
@@ -184,6 +188,8 @@ class RankLink:
             raise NodeLost("Ready came twice, or without the KV memory")
         try:
             memory = attach(self._descriptor, ready.geometry.pool_bytes)
+        except (OSError, ValueError) as error:
+            raise NodeLost(f"its KV memory cannot be mapped: {error}") from error
         finally:
             os.close(self._descriptor)
             self._descriptor = None

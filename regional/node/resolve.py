@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from core.engine.messages import SequenceSpec
 from core.errors import ContextLengthExceeded, InvalidRequest
 from core.types import GenerateRequest
 
 
-def sequence_spec(
+def sequence_specs(
     request: GenerateRequest,
     token_ids: Sequence[int],
     *,
     context: int,
     vocab_size: int,
     end_ids: frozenset[int],
-) -> SequenceSpec:
-    """`end_ids`: the model's own end tokens. Raises InvalidRequest, ContextLengthExceeded.
+    deadline_s: float | None = None,
+) -> tuple[SequenceSpec, ...]:
+    """One for each choice. `end_ids`: the model's own end tokens; `deadline_s`: the time left.
+    Raises InvalidRequest, ContextLengthExceeded.
 
     The router has refused what does not fit before; a node that is reached by a faulty router
     must still not bring its engine down with an id outside the vocabulary.
@@ -26,10 +30,16 @@ def sequence_spec(
     count = len(token_ids)
     if not token_ids:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        raise InvalidRequest(f"token ids must be in 0 … {vocab_size - 1}", param="prompt")
-    if any(not 0 <= token < vocab_size for token in sampling.stop_token_ids):
-        raise InvalidRequest(f"token ids must be in 0 … {vocab_size - 1}", param="stop_token_ids")
+    for param, ids in (
+        ("prompt", token_ids),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("resume", [token for point in request.resume for token in point.token_ids]),
+    ):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise InvalidRequest(f"token ids must be in 0 … {vocab_size - 1}", param=param)
+    if sampling.n < 1:
+        raise InvalidRequest("there must be at least one choice", param="n")
     room = context - count
     if room < 1:
         raise ContextLengthExceeded(
@@ -40,18 +50,28 @@ def sequence_spec(
             f"the prompt has {count} tokens, {sampling.max_tokens} more are asked for, "
             f"and the model's context is {context}"
         )
-    output = next((point.token_ids for point in request.resume if point.choice == 0), ())
-    return SequenceSpec(
+    first = SequenceSpec(
         token_ids=tuple(token_ids),
-        output_ids=output,
         namespace=request.namespace,
         max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         seed=request.seed,
-        choice=0,
         stop_ids=frozenset(sampling.stop_token_ids)
         | (frozenset() if sampling.ignore_eos else end_ids),
         priority=request.priority,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        min_tokens=sampling.min_tokens,
+        logprobs=sampling.logprobs,
+        deadline_s=deadline_s,
+    )
+    written = {point.choice: point.token_ids for point in request.resume}
+    return tuple(
+        msgspec.structs.replace(first, choice=choice, output_ids=written.get(choice, ()))
+        for choice in range(sampling.n)
     )

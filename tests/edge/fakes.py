@@ -14,9 +14,9 @@ import uvicorn
 from aiohttp import web
 
 from core.config import World, parse
-from core.errors import RequestError
+from core.errors import RegionUnavailable, RequestError
 from core.events import Accepted, Delta, Done, Event, Fault, Finish, encode_frame
-from core.status import ModelStatus, NodeStatus, RegionStatus
+from core.status import ModelStatus, NodeStatus, RegionStatus, Told
 from core.types import (
     FinishReason,
     GenerateRequest,
@@ -272,7 +272,10 @@ class MemoryRegion:
         self.cancelled.append(request_id)
         self.order.append("cancel")
 
-    async def statuses(self) -> AsyncGenerator[RegionStatus, None]:
+    async def ping(self) -> float:
+        raise RegionUnavailable("no way is measured in memory")
+
+    async def statuses(self) -> AsyncGenerator[Told, None]:
         yield status_of(self.name)
         await asyncio.Event().wait()
 

@@ -7,10 +7,11 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
-from core.types import Message, ToolCall
+from core.types import Message, Sampling, ToolCall
 from tests.edge.fakes import MODEL, FakeRegion, RunningEdge, chat, running_edge, world_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -71,12 +72,33 @@ CHAT_CASES: dict[str, tuple[dict[str, object], str]] = {
     "empty-stop": ({"stop": ["a", ""]}, "stop"),
     "options-alone": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "stop-ids": ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    "n": ({"n": 2}, "n"),
+    "no-choice": ({"n": 0}, "n"),
+    "many-choices": ({"n": 17}, "n"),
     "tools": ({"tools": [{"type": "function"}]}, "tools"),
-    "logprobs": ({"logprobs": True}, "logprobs"),
+    "logprobs": ({"logprobs": 2}, "logprobs"),
     "top-logprobs": ({"top_logprobs": 2}, "top_logprobs"),
-    "bias": ({"logit_bias": {"5": 1}}, "logit_bias"),
-    "penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
+    "top-logprobs-none": ({"top_logprobs": 0}, "top_logprobs"),
+    "top-logprobs-off": ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+    "top-logprobs-21": ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    "top-logprobs-minus": ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+    "top-logprobs-text": ({"top_logprobs": "two", "logprobs": True}, "top_logprobs"),
+    "bias-word": ({"logit_bias": {"abc": 1}}, "logit_bias"),
+    "bias-negative": ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    "bias-zeros": ({"logit_bias": {"05": 1}}, "logit_bias"),
+    "bias-digit": ({"logit_bias": {"\u0665": 1}}, "logit_bias"),
+    "bias-huge-key": ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    "bias-101": ({"logit_bias": {"5": 101}}, "logit_bias"),
+    "bias-minus": ({"logit_bias": {"5": -100.5}}, "logit_bias"),
+    "bias-text": ({"logit_bias": {"5": "much"}}, "logit_bias"),
+    "bias-list": ({"logit_bias": [1, 2]}, "logit_bias"),
+    "bias-many": ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+    "presence": ({"presence_penalty": 2.1}, "presence_penalty"),
+    "frequency": ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    "repetition": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "repetition-high": ({"repetition_penalty": 2.5}, "repetition_penalty"),
+    "min-p": ({"min_p": 1.1}, "min_p"),
+    "min-tokens": ({"min_tokens": -1}, "min_tokens"),
+    "min-over-max": ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
     "schema": ({"response_format": {"type": "json_object"}}, "response_format"),
     "store": ({"store": True}, "store"),
     "unknown": ({"temprature": 1}, "temprature"),
@@ -93,8 +115,11 @@ TEXT_CASES: dict[str, tuple[dict[str, object], str]] = {
     "missing": ({"prompt": ...}, "prompt"),
     "echo": ({"echo": True}, "echo"),
     "suffix": ({"suffix": "x"}, "suffix"),
-    "logprobs": ({"logprobs": 0}, "logprobs"),
+    "logprobs": ({"logprobs": 6}, "logprobs"),
+    "logprobs-bool": ({"logprobs": True}, "logprobs"),
     "best-of": ({"best_of": 3}, "best_of"),
+    "best-of-more": ({"best_of": 3, "n": 2}, "best_of"),
+    "min-over-default": ({"min_tokens": 17}, "min_tokens"),
     "chat-field": ({"messages": []}, "messages"),
 }
 
@@ -223,6 +248,30 @@ async def test_what_is_accepted(tmp_path: Path) -> None:
     assert [one.prompt for one in others] == ["Hi", "Hi", (5, 6), (5, 6)]
     assert others[0].sampling.stop == ("\n",)
     assert others[0].seed != others[1].seed
+
+
+async def test_sampling_fields_reach_the_region(tmp_path: Path) -> None:
+    fields = {
+        "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -2, "frequency_penalty": 2,
+        "logit_bias": {"7": -100, "0": 0.5}, "min_tokens": 3, "n": 1,
+    }  # fmt: skip
+    same = Sampling(
+        min_p=0.25, repetition_penalty=1.5, presence_penalty=-2.0, frequency_penalty=2.0,
+        logit_bias=((7, -100.0), (0, 0.5)), min_tokens=3,
+    )  # fmt: skip
+    cases: list[tuple[str, dict[str, object], dict[str, int | None]]] = [
+        (CHAT, {"logprobs": True}, {"logprobs": 0}),
+        (CHAT, {"logprobs": True, "top_logprobs": 20}, {"logprobs": 20}),
+        (CHAT, {"logprobs": False, "max_tokens": 3}, {"max_tokens": 3}),
+        (TEXT, {"logprobs": 0, "max_tokens": 9}, {"logprobs": 0, "max_tokens": 9}),
+        (TEXT, {"logprobs": 5, "max_tokens": 9}, {"logprobs": 5, "max_tokens": 9}),
+    ]
+    async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
+        for path, more, wanted in cases:
+            base = chat() if path == CHAT else {"model": MODEL, "prompt": "Hi"}
+            answer = await edge.http.post(path, json={**base, **fields, **more})
+            assert answer.status_code == 200, answer.text
+            assert eu.requests[-1].sampling == msgspec.structs.replace(same, **wanted)
 
 
 async def _upload(piece: bytes, count: int) -> AsyncIterator[bytes]:

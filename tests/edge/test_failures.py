@@ -263,7 +263,7 @@ async def test_two_edges_agree_on_the_region(tmp_path: Path) -> None:
         async with running_edge(world, "here") as here, running_edge(world, "there") as there:
             taken = set()
             for i in range(12):
-                asked = [f"document {i}. {LONG}" + question for question in ("Why?", "When?")]
+                asked = [f"document {i}. {LONG * 6}" + question for question in ("Why?", "When?")]
                 a = await here.http.post("/v1/chat/completions", json=chat(asked[0]))
                 b = await there.http.post("/v1/chat/completions", json=chat(asked[1]))
                 assert a.headers["x-skerry-region"] == b.headers["x-skerry-region"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from msgspec.structs import replace
@@ -23,9 +24,11 @@ from core.errors import (
 )
 from core.events import Done, Event
 from core.metrics import EdgeMetrics
+from core.prefix import prompt_chain
 from core.types import GenerateRequest, RegionName, RequestId
 from edge.gateway import Batch, Gateway
 from edge.region_client import RegionClient
+from edge.routing.health import FAILURES
 from edge.routing.placement import Reason
 from edge.routing.regions import Regions
 from edge.routing.ring import Ring
@@ -39,7 +42,9 @@ def _region(name: str, *steps: Event | RequestError) -> MemoryRegion:
 
 
 @asynccontextmanager
-async def _gateway(tmp_path: Path, *regions: MemoryRegion) -> AsyncIterator[Gateway]:
+async def _gateway(
+    tmp_path: Path, *regions: MemoryRegion, residency: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Gateway]:
     """Candidates come in the order given: a short prompt takes the nearest."""
     named = [FakeRegion(one.name, address="127.0.0.1:1") for one in regions]
     topology = world_of(tmp_path, *named).topology
@@ -59,6 +64,9 @@ async def _gateway(tmp_path: Path, *regions: MemoryRegion) -> AsyncIterator[Gate
             fleet_key=b"k" * 16,
             metrics=EdgeMetrics(CollectorRegistry()),
             tasks=tasks,
+            residency=lambda namespace, _: (
+                frozenset({RegionName(residency[namespace])}) if namespace in residency else None
+            ),
         )
 
 
@@ -148,3 +156,45 @@ async def test_a_reader_that_stops_cancels(tmp_path: Path) -> None:
     ):
         await anext(batches)
     assert eu.cancelled == [REQUEST.id]
+
+
+async def test_the_region_is_told_of_the_prompts_chain(tmp_path: Path) -> None:
+    """What it counts and publishes; as much as the router needs to place it among the tokens."""
+    eu = _region("eu", accepted("eu"), delta("a"), *END)
+    request = replace(REQUEST, prompt="a long way round the island " * 100)
+    async with _gateway(tmp_path, eu) as gateway:
+        await _outcome(gateway, request)
+    [asked] = eu.asked
+    chain = prompt_chain(request, fleet_key=b"k" * 16)
+    assert asked.route_chain == b"".join(chain.ids())
+    assert asked.route_ends == (*chain.ends[1:], chain.text_bytes)
+
+
+async def test_a_region_that_keeps_failing_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    eu = _region("eu", RegionUnavailable("gone"))
+    us = _region("us", accepted("us"), delta("a"), *END)
+    async with _gateway(tmp_path, eu, us) as gateway:
+        for _ in range(FAILURES + 3):
+            _, error = await _outcome(gateway)
+            assert error is None
+    assert len(eu.asked) == FAILURES
+    assert len(us.asked) == FAILURES + 3
+
+
+async def test_a_full_region_is_not_an_ill_one(tmp_path: Path) -> None:
+    eu = _region("eu", NoCapacity("full", retry_after_s=1))
+    us = _region("us", accepted("us"), delta("a"), *END)
+    async with _gateway(tmp_path, eu, us) as gateway:
+        for _ in range(FAILURES + 3):
+            await _outcome(gateway)
+    assert len(eu.asked) == FAILURES + 3
+
+
+async def test_residency_holds_through_fail_over(tmp_path: Path) -> None:
+    eu, us = _region("eu", RegionUnavailable("gone")), _region("us", accepted("us"), *END)
+    async with _gateway(tmp_path, eu, us, residency={"acme": "eu"}) as gateway:
+        _, error = await _outcome(gateway, replace(REQUEST, namespace="acme"))
+        assert isinstance(error, RegionUnavailable)
+        assert us.asked == []
+        await _outcome(gateway)
+    assert len(us.asked) == 1

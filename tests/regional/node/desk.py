@@ -14,6 +14,7 @@ from core.types import (
     GenerateRequest,
     ModelName,
     RequestId,
+    ResumePoint,
     Sampling,
 )
 from regional.pb import node_pb2 as pb
@@ -106,7 +107,11 @@ def fault_of(events: Sequence[Event]) -> Fault:
 
 
 def work(
-    prompt: Sequence[int], sampling: Sampling | None = None, *, deadline_s: float = 60.0
+    prompt: Sequence[int],
+    sampling: Sampling | None = None,
+    *,
+    deadline_s: float = 60.0,
+    resume: tuple[int, ...] = (),
 ) -> pb.Work:
     request = GenerateRequest(
         id=RequestId("r"),
@@ -114,6 +119,7 @@ def work(
         sampling=sampling or Sampling(),
         seed=1,
         rendered_at=0,
+        resume=(ResumePoint(choice=0, token_ids=resume, chars_sent=0),) if resume else (),
     )
     return pb.Work(request=msgspec.msgpack.encode(request), token_ids=prompt, deadline_s=deadline_s)
 

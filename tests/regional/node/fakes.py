@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from core.engine.plan import Scores
+from core.events import TokenLogprob
 from core.kv.ticket import model_digest
 from core.kv.transports.base import BlockMemory, Carrier, Landing
 from core.kv.transports.tcp import TcpLanding
@@ -32,6 +34,7 @@ class FakeWritten:
     token_ids: tuple[int, ...]
     finish: FinishReason | None
     tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class FakeWriter:
@@ -44,7 +47,20 @@ class FakeWriter:
         self._sent = 0
         self._tokens = 0
 
-    def push(self, token_ids: Sequence[int], finish: FinishReason | None) -> FakeWritten:
+    def push(
+        self,
+        token_ids: Sequence[int],
+        finish: FinishReason | None,
+        scores: Sequence[Scores] = (),
+    ) -> FakeWritten:
+        out = self._push(token_ids, finish)
+        entries = [
+            TokenLogprob(token=str(token), utf8=b"", logprob=one.logprob)
+            for token, one in zip(token_ids, scores, strict=False)
+        ]
+        return replace(out, logprobs=tuple(entries))
+
+    def _push(self, token_ids: Sequence[int], finish: FinishReason | None) -> FakeWritten:
         taken: list[int] = []
         for token in token_ids:
             taken.append(token)
@@ -74,7 +90,9 @@ class FakeWriter:
 class FakeText:
     end_ids = frozenset({END})
 
-    def writer(self, stops: tuple[str, ...], end_ids: frozenset[int]) -> FakeWriter:
+    def writer(
+        self, stops: tuple[str, ...], end_ids: frozenset[int], *, min_tokens: int = 0
+    ) -> FakeWriter:
         return FakeWriter(stops, end_ids)
 
 

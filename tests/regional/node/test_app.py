@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from core.config import parse
+from core.models.source import resolve_source
 from core.types import FinishReason, Sampling
+from regional.node.app import EXIT_RANK_LOST, NodeSetup, serve
 from tests.regional.node.desk import (
     abort,
     answer_ids,
@@ -207,7 +210,7 @@ def test_a_stop_signal_lets_answers_finish(tmp_path: Path, number: signal.Signal
             assert (await desk.failed("b.1")).code == "draining"
             assert answer_ids(await desk.ended("a.1"))[:-1] == SPOKEN
             assert await ended(front) == 0
-            assert desk.of("leaving")
+            await desk.until(lambda: bool(desk.of("leaving")))  # it may still be on its way
             assert not rank.is_running()
 
     in_world(test, tmp_path, scripted="scripted = { step_ms = 25.0 }")
@@ -259,6 +262,25 @@ def test_what_the_operator_got_wrong_is_one_line_and_status_2(
         assert "Traceback" not in world.log("writer")
 
     in_world(test, tmp_path, scripted=scripted, source=source)
+
+
+def test_a_rank_that_dies_while_it_loads_is_one_line_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topology = parse(TOPOLOGY.format(source=SOURCE, scripted="", router="127.0.0.1:1"))
+    setup = NodeSetup(
+        node=topology.node("writer")[1],
+        model=topology.models["m"],
+        limits=topology.limits,
+        secret=SECRET,
+        source=resolve_source(SOURCE),
+        router="127.0.0.1:1",
+        rank_command=(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"),
+    )
+    assert asyncio.run(serve(setup)) == EXIT_RANK_LOST
+    [line] = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert "rank 0 of node writer" in line
+    assert "was killed by SIGKILL" in line
 
 
 def test_a_lost_session_aborts_in_the_rank_too(tmp_path: Path) -> None:

@@ -155,9 +155,11 @@ def test_a_first_token_that_ends_the_turn_gives_an_empty_answer() -> None:  # B1
         (work([1], Sampling(stop_token_ids=(VOCAB,))), "invalid_request"),
         (work([1] * CONTEXT), "context_length_exceeded"),
         (work([1] * (CONTEXT - 5), Sampling(max_tokens=6)), "context_length_exceeded"),
+        (work([1], resume=(VOCAB,)), "invalid_request"),
+        (work([1], resume=(-1,)), "invalid_request"),
         (pb.Work(request=b"nonsense", token_ids=[1]), "invalid_request"),
     ],
-    ids=["empty", "vocabulary", "stop id", "context", "limit", "bytes"],
+    ids=["empty", "vocabulary", "stop id", "context", "limit", "resumed", "negative", "bytes"],
 )
 def test_work_that_does_not_fit_is_refused_before_the_rank_hears_of_it(
     given: pb.Work, code: str

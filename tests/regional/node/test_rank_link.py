@@ -122,6 +122,50 @@ def test_a_rank_that_talks_nonsense_or_hangs_up_is_ended(code: str) -> None:
     asyncio.run(go())
 
 
+def test_memory_that_cannot_be_mapped_ends_the_rank() -> None:
+    code = (
+        "from core.engine.messages import Ready\n"
+        "from core.framing import encode_frame\n"
+        "from core.kv.geometry import KVGeometry, KVGroup\n"
+        "from core.kv.memory import allocate\n"
+        "group = KVGroup(name='full', layers=1, kv_heads=1, head_dim=8, dtype='float32')\n"
+        "ready = Ready(fingerprint=b'f', context=1, vocab_size=1, max_sequences=1,\n"
+        "    geometry=KVGeometry(groups=(group,), blocks=(1 << 20,)), max_step_tokens=1,\n"
+        "    prefill_tokens_per_s=1, decode_tokens_per_s=1)\n"
+        "socket.send_fds(sock, [encode_frame(ready)], [allocate(4096)[0]])\n"
+        "time.sleep(60)\n"
+    )
+
+    async def go() -> None:
+        async with rank(script(code)) as link:
+            async with asyncio.timeout(10):
+                with pytest.raises(NodeLost, match="SIGKILL"):
+                    await link.ready()
+
+    asyncio.run(go())
+
+
+def test_a_fault_of_ours_in_the_middle_of_its_words_ends_the_rank(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was lost with the message is not known: better a lost node than answers that hang."""
+
+    async def go() -> None:
+        async with rank() as link:
+            await link.ready()
+
+            def fail(_: m.RankMessage) -> None:
+                raise LookupError("a fault of ours")
+
+            link.attach(fail)
+            link.send(m.Run(SequenceId("a.1"), m.SequenceSpec(token_ids=(1, 2), max_tokens=1)))
+            async with asyncio.timeout(10):
+                assert isinstance(await link.lost(), NodeLost)
+
+    asyncio.run(go())
+    assert "LookupError" in caplog.text
+
+
 def test_a_model_that_does_not_load_is_the_operators_to_know() -> None:
     async def go() -> None:
         config = m.RankConfig(
