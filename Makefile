@@ -5,10 +5,10 @@ PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check format proto doctor setup clean
+.PHONY: help demo up test soak bench-engine bench-routing bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: ## two edges, two regions, a real model: the idea in one minute
 	@$(PY) -m deploy.doctor
@@ -24,6 +24,27 @@ test: ## the whole suite (ARGS=… goes to pytest)
 	@$(PY) -m deploy.doctor --quiet
 	@$(PY) -m deploy.setup_env --test
 	@$(PYTHON) -m pytest $(ARGS)
+
+bench-engine: ## our engine beside vLLM CPU, llama.cpp, transformers (ARGS="--quick", "--native off", …)
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.bench $(ARGS)
+
+bench-kernels: ## the Triton kernels beside the card's own copy and matmul rates; needs a GPU
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m kernels.bench_triton $(ARGS)
+
+bench-routing: ## routing judged on public traces in virtual time, beside four other policies
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.simulator $(ARGS)
+
+bench-peers: ## those engines, in .peers: 3.5 GB, and llama.cpp compiles for a quarter of an hour
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.bench.make_peers
+
+soak: ## the long runs that make test leaves out (ARGS=… goes to pytest)
+	@$(PY) -m deploy.doctor --quiet
+	@$(PY) -m deploy.setup_env --test
+	@$(PYTHON) -m pytest -m soak $(ARGS)
 
 check: ## format, lint, types, layering, sizes
 	@$(PY) -m deploy.setup_env --test

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Read when triton is imported, which transformers does too. 0: kernels run on the GPU."""
+
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
 
