@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Routing(_Section, frozen=True):
     """A prompt below this is answered by the nearest region: reading it again is cheaper than
     travelling."""
     load_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.5
-    load_margin_s: float = 2.0
+    load_margin_s: float = 10.0
     """A region is full above max(load_ratio × mean, mean + load_margin_s) seconds of work."""
     expose_nodes: bool = False
     """Answer with x-skerry-prefill and x-skerry-decode."""
@@ -88,6 +88,8 @@ class Model(_Section, frozen=True):
     engine: str = "torch"
     """torch, or scripted: no weights, plays the prompt back (rehearsals and fault tests)."""
     scripted: Scripted | None = None
+    residency: tuple[str, ...] = ()
+    """The regions that may see its prompts; all when empty."""
 
 
 class Edge(_Section, frozen=True):
@@ -110,6 +112,9 @@ class Node(_Section, frozen=True):
     max_step_tokens: _Positive = 512
     dtype: str = "auto"
     device: str = "auto"
+    speculate: bool = True
+    """Guess what repeats and check several tokens in one pass, where that is faster. The text is
+    the same either way."""
 
 
 class Region(_Section, frozen=True):
@@ -134,6 +139,20 @@ class Topology(_Section, frozen=True):
     secrets: Secrets = Secrets()
     routing: Routing = Routing()
     limits: Limits = Limits()
+    residency: dict[str, tuple[str, ...]] = {}
+    """Namespace → the regions that may see its prompts; one that is not here may use all."""
+
+    def residency_of(self, namespace: str, model: str) -> frozenset[RegionName] | None:
+        """The regions that a request may be sent to; None for all, empty for none."""
+        sets = [
+            frozenset(RegionName(name) for name in names)
+            for names in (self.residency.get(namespace), self._resident(model))
+            if names
+        ]
+        return frozenset.intersection(*sets) if sets else None
+
+    def _resident(self, model: str) -> tuple[str, ...]:
+        return self.models[model].residency if model in self.models else ()
 
     def edge(self, name: str) -> Edge:
         return _named("edge", self.edges, name)
@@ -158,13 +177,6 @@ class Topology(_Section, frozen=True):
                 return ModelName(canonical)
         return None
 
-    def regions_with(self, model: str) -> tuple[RegionName, ...]:
-        return tuple(
-            RegionName(region.name)
-            for region in self.regions
-            if any(node.model == model for node in region.nodes)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -179,10 +191,9 @@ class World:
         reference: str = getattr(self.topology.secrets, which)
         kind, _, rest = reference.partition(":")
         if kind == "env":
-            value = os.environ.get(rest, "")
-            if not value:
+            if rest not in os.environ:
                 raise ConfigError(f"secret {which!r}: environment variable {rest} is not set")
-            return value.encode()
+            return _fit_secret(os.environ[rest], f"environment variable {rest}")
         if kind == "file":
             return _file_secret(self.state / rest)
         raise ConfigError(f"secret {which!r}: {reference!r} is neither file:PATH nor env:NAME")
@@ -225,7 +236,7 @@ def parse(text: str, *, name: str = "topology") -> Topology:
 def _check(topology: Topology, name: str) -> None:
     """What types cannot say: names are unique and every reference leads somewhere."""
 
-    def refuse(what: str) -> None:
+    def refuse(what: str) -> NoReturn:
         raise ConfigError(f"{name}: {what}")
 
     everyone = [
@@ -247,20 +258,34 @@ def _check(topology: Topology, name: str) -> None:
                 refuse(
                     f"edge {edge.name!r} has a round trip to {region_name!r}, which is no region"
                 )
+    for what, names in [
+        *((f"namespace {key!r}", regions) for key, regions in topology.residency.items()),
+        *((f"model {key!r}", model.residency) for key, model in topology.models.items()),
+    ]:
+        for region_name in names:
+            if region_name not in known:
+                refuse(f"the residency of {what} names {region_name!r}, which is no region")
+    for key, regions in topology.residency.items():
+        if not regions:
+            refuse(f"the residency of namespace {key!r} is empty: it could be served nowhere")
     for region in topology.regions:
         for node in region.nodes:
             if node.model not in topology.models:
                 refuse(f"node {node.name!r} serves {node.model!r}, which is not under [models]")
+            if node.host in ("0.0.0.0", "::"):
+                refuse(f"node {node.name!r}: peers send KV to {node.host}, no address to dial")
         for model in {node.model for node in region.nodes}:
             roles = {node.role for node in region.nodes if node.model == model}
             if roles == {Role.PREFILL}:
                 refuse(f"region {region.name!r} has no node that can decode {model!r}")
     if not topology.edges or not topology.regions or not topology.models:
         refuse("a world needs at least one edge, one region and one model")
-    if topology.routing.network_trusted:
-        return
     for owner, address in _addresses(topology):
-        if not _is_loopback(split_address(address)[0]):
+        try:
+            host, _ = split_address(address)
+        except ConfigError as error:
+            refuse(f"{owner}: {error}")
+        if not (topology.routing.network_trusted or _is_loopback(host)):
             refuse(
                 f"{owner} listens on {address}, in plaintext and without keys; keep to loopback, "
                 "or set routing.network_trusted = true where the network keeps others out"
@@ -306,10 +331,15 @@ def _file_secret(path: Path) -> bytes:
             pass
         finally:
             fresh.unlink()
-    value = path.read_text(encoding="ascii").strip().encode()
-    if len(value) < 16:
-        raise ConfigError(f"{path}: a secret needs at least 16 characters")
-    return value
+    return _fit_secret(path.read_text(encoding="utf-8", errors="replace"), str(path))
+
+
+def _fit_secret(text: str, where: str) -> bytes:
+    """Secrets travel in headers: printable ASCII. Raises ConfigError, which does not quote it."""
+    text = text.strip()
+    if len(text) < 16 or not (text.isascii() and text.isprintable()):
+        raise ConfigError(f"{where}: a secret needs at least 16 characters, printable ASCII")
+    return text.encode()
 
 
 _T = TypeVar("_T", Edge, Region)

@@ -63,7 +63,8 @@ class Delta(
     """A streamed piece: the tokens of one engine step of one choice.
 
     Every generated token id appears in exactly one delta; `text` may be empty while a character
-    or a possible stop string is incomplete. Joined texts are the answer.
+    or a possible stop string is incomplete. Joined texts are the answer. `logprobs`, where they
+    were asked for, belong to `text`: a token's entry may come in a later delta than its id.
     """
 
     choice: int = 0

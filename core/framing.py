@@ -78,7 +78,8 @@ class FrameDecoder(Generic[T]):
             head = msgspec.msgpack.decode(body)
         except msgspec.MsgspecError:
             return False
-        return isinstance(head, dict) and head.get(self._tag_field) not in self._known
+        kind = head.get(self._tag_field) if isinstance(head, dict) else None
+        return isinstance(kind, str) and kind not in self._known
 
 
 def _tags(kinds: Any) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
 from typing import TextIO
 
 _QUIET = ("aiohttp.access", "asyncio", "grpc", "httpcore", "httpx", "uvicorn")
@@ -17,7 +18,8 @@ _QUIET = ("aiohttp.access", "asyncio", "grpc", "httpcore", "httpx", "uvicorn")
 class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO edge/ams skerry.gateway served id=… status=200`.
 
-    A record is one line whatever it holds: line breaks are written as `\\n`, tracebacks too.
+    A record is one line whatever it holds: line breaks are written as `\\n`. Of an exception it
+    holds the kind and the places, not the message, which may quote a prompt.
     """
 
     def __init__(self, process: str) -> None:
@@ -27,13 +29,24 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         text = record.getMessage()
-        if record.exc_info:
-            text += " " + self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            text += " " + _traced(record.exc_info[1])
         line = text.replace("\r", "\\r").replace("\n", "\\n")
         return (
             f"{stamp}.{int(record.msecs):03d}Z {record.levelname} "
             f"{self._process} {record.name} {line}"
         )
+
+
+def _traced(error: BaseException) -> str:
+    """`ValueError at INNERMOST:7 < OUTER:30 from KeyError at …`."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    places = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
+    text = f"{type(error).__name__} at {places or '?'}"
+    if isinstance(error, BaseExceptionGroup):
+        text += f" of ({'; '.join(_traced(one) for one in error.exceptions)})"
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return text if before is None else f"{text} from {_traced(before)}"
 
 
 def setup(process: str, level: str = "INFO", *, stream: TextIO | None = None) -> None:

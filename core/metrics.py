@@ -58,6 +58,12 @@ class StatusCollector(Collector):
         cached = GaugeMetricFamily(
             "skerry_kv_blocks_cached", "KV blocks kept for reuse, free to be taken.", labels=node
         )
+        drafted = CounterMetricFamily(
+            "skerry_drafted_tokens", "Guessed tokens that a node's model has checked.", labels=node
+        )
+        accepted = CounterMetricFamily(
+            "skerry_accepted_tokens", "Guessed tokens that were right.", labels=node
+        )
         for status in self._source():
             running.add_metric([status.region], status.active)
             queued.add_metric([status.region], status.queued)
@@ -66,7 +72,9 @@ class StatusCollector(Collector):
                 generated.add_metric(place, one.generated_tokens)
                 used.add_metric(place, one.blocks_used)
                 cached.add_metric(place, one.blocks_cached)
-        yield from (running, queued, generated, used, cached)
+                drafted.add_metric(place, one.drafted_tokens)
+                accepted.add_metric(place, one.accepted_tokens)
+        yield from (running, queued, generated, used, cached, drafted, accepted)
 
 
 class EdgeMetrics:

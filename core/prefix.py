@@ -1,10 +1,11 @@
 """Every hash of the platform: the route key of prompt text, the block hashes of token ids.
 
 **Route key** (edge, DESIGN §6). Text becomes records, records become blocks, blocks a chain of
-keyed BLAKE2b-128 hashes. A block ends after 512 bytes or at the end of a record, so appending a
-message never changes an earlier block. The chain's root holds the model, the tools in their given
-order, the tenant's namespace; its key is the fleet's secret, so nobody outside can aim a prompt at
-a region. The release is not in it: a rollout must not reshuffle the world.
+keyed BLAKE2b-128 hashes. A block ends after 512 bytes (later blocks are larger: `BLOCK_GROWTH`) or
+at the end of a record, so appending a message never changes an earlier block. The chain's root
+holds the model, the tools in their given order, the tenant's namespace; its key is the fleet's
+secret, so nobody outside can aim a prompt at a region. The release is not in it: a rollout must
+not reshuffle the world.
 
 **Block hash** (region). A chain of BLAKE2b-128 over blocks of 16 token ids, rooted in the model's
 fingerprint (weights digest, KV dtype, rope, block size) and the namespace; equal across restarts
@@ -14,18 +15,50 @@ and on every node that holds the same model.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from core.types import BLOCK_TOKENS, GenerateRequest, Message
 
 TEXT_BLOCK_BYTES = 512
+BLOCK_GROWTH = ((32, TEXT_BLOCK_BYTES), (64, 2048), (128, 8192))
+"""(up to this block, bytes in a block): the beginning of a prompt is cut finely, what follows in
+larger pieces, so that a chain of 128 hashes covers half a megabyte."""
+MAX_CHAIN = BLOCK_GROWTH[-1][0]
 HASH_BYTES = 16
+ID_BYTES = 8
+"""Of a chain hash that travel: in a request's `route_chain`, in cache digests and hot counts."""
 DEFAULT_ROUTE_DEPTH = 2
 
 _ROUTE_PERSON = b"skerry-route-1"
 _BLOCK_PERSON = b"skerry-block-1"
+_BLOCK_BYTES = tuple(
+    size
+    for (start, _), (end, size) in zip(((0, 0), *BLOCK_GROWTH), BLOCK_GROWTH, strict=False)
+    for _ in range(start, end)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A prompt as routing sees it: hashes of its beginnings, never its text.
+
+    `hashes` is [root, after block 1, after block 2, …], at most `MAX_CHAIN` blocks; `ends[i]` are
+    the bytes of text that `hashes[i]` covers, of `text_bytes` in all.
+    """
+
+    hashes: Sequence[bytes]
+    ends: Sequence[int]
+    text_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        return len(self.hashes) - 1
+
+    def ids(self) -> list[bytes]:
+        """The short form of each block's hash, the root left out."""
+        return [one[:ID_BYTES] for one in self.hashes[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +71,48 @@ class RouteKey:
     text_bytes: int
 
 
+def key_of(
+    chain: Chain, depth: int = DEFAULT_ROUTE_DEPTH, hot: Container[bytes] = frozenset()
+) -> RouteKey:
+    """The hash at `depth`, and one block deeper for as long as the block before is in `hot` (ids):
+    a beginning that too many prompts share does not tell them apart."""
+    last = chain.blocks
+    taken = min(depth, last)
+    while 0 < taken < last and chain.hashes[taken][:ID_BYTES] in hot:
+        taken += 1
+    return RouteKey(
+        digest=chain.hashes[taken], depth=taken, blocks=last, text_bytes=chain.text_bytes
+    )
+
+
 def route_key(
     request: GenerateRequest, *, fleet_key: bytes, depth: int = DEFAULT_ROUTE_DEPTH
 ) -> RouteKey:
     """The deepest block hash at or above `depth`; the root when the prompt is empty."""
-    chain = route_chain(request, fleet_key=fleet_key)
-    taken = min(depth, len(chain) - 1)
-    return RouteKey(
-        digest=chain[taken],
-        depth=taken,
-        blocks=len(chain) - 1,
-        text_bytes=sum(len(record) for record in records(request)),
-    )
+    return key_of(prompt_chain(request, fleet_key=fleet_key), depth)
 
 
 def route_chain(request: GenerateRequest, *, fleet_key: bytes) -> list[bytes]:
     """[root, after block 1, after block 2, …]."""
+    return list(prompt_chain(request, fleet_key=fleet_key).hashes)
+
+
+def prompt_chain(request: GenerateRequest, *, fleet_key: bytes) -> Chain:
+    """The chain of a request's prompt. Costs one pass over the first half megabyte."""
     key = fleet_key[:64]
     root = _framed((b"namespace", request.namespace.encode()), (b"model", request.model.encode()))
-    chain = [_route_hash(key, root)]
+    hashes, ends, covered, total = [_route_hash(key, root)], [0], 0, 0
     for record in records(request):
-        for start in range(0, len(record), TEXT_BLOCK_BYTES):
-            block = record[start : start + TEXT_BLOCK_BYTES]
-            ends = b"\x01" if start + TEXT_BLOCK_BYTES >= len(record) else b"\x00"
-            chain.append(_route_hash(key, chain[-1] + ends + block))
-    return chain
+        size, start = len(record), 0
+        total += size
+        while start < size and len(hashes) <= MAX_CHAIN:
+            end = start + _BLOCK_BYTES[len(hashes) - 1]
+            mark = b"\x01" if end >= size else b"\x00"
+            hashes.append(_route_hash(key, hashes[-1] + mark + record[start:end]))
+            covered += min(end, size) - start
+            ends.append(covered)
+            start = end
+    return Chain(hashes, ends, total)
 
 
 def records(request: GenerateRequest) -> Iterator[bytes]:

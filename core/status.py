@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from core.digest import Filter
 from core.framing import FrameDecoder
 from core.types import ModelName, NodeName, RegionName, Role
 
@@ -45,6 +46,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     computed_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
 
@@ -72,6 +75,32 @@ class RegionStatus(
     release: str = ""
 
 
-def status_decoder() -> FrameDecoder[RegionStatus]:
+class RegionPrefixes(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="prefixes", tag_field="kind"
+):
+    """What a region knows of prompt beginnings: how often it was asked for them, and which it has.
+
+    Comes on the status stream, only when it changed; an edge that does not know the kind skips it.
+    Ids are `core.prefix.ID_BYTES` long. `filter` stands for what was held at `base`, and comes
+    with the first frame of a stream and whenever `base` is new; `added` are the ids since then,
+    joined. `hot` are joined ids with their `counts`, of `total` requests in the same window.
+    """
+
+    region: RegionName
+    epoch: str
+    version: int
+    base: int = 0
+    filter: Filter | None = None
+    added: bytes = b""
+    hot: bytes = b""
+    counts: tuple[float, ...] = ()
+    total: float = 0.0
+
+
+Told = RegionStatus | RegionPrefixes
+"""Whatever a region says on its status stream."""
+
+
+def status_decoder() -> FrameDecoder[Told]:
     """A decoder for one status stream."""
-    return FrameDecoder[RegionStatus](RegionStatus)
+    return FrameDecoder[Told](Told)

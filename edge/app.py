@@ -86,6 +86,7 @@ async def open_edge(
             fleet_key=fleet_key,
             metrics=metrics,
             tasks=tasks,
+            residency=topology.residency_of,
         )
         _watch(registry, metrics, regions, admission)
         desk = Desk(

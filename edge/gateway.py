@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -20,15 +21,18 @@ from core.config import Routing
 from core.errors import (
     DeadlineExceeded,
     IncompleteStream,
+    InternalError,
     RegionUnavailable,
     RequestError,
+    VersionSkew,
     from_fault,
 )
 from core.events import Accepted, Delta, Done, Event, Fault, Finish, Moved
 from core.metrics import EdgeMetrics
-from core.prefix import affinity_key, route_key
-from core.types import GenerateRequest, NodeName, RegionName
+from core.prefix import Chain, affinity_key, key_of, prompt_chain
+from core.types import GenerateRequest, ModelName, NodeName, RegionName
 from edge.region_client import RegionClient
+from edge.routing.learned import BytesPerToken
 from edge.routing.placement import Asked, Reason, RouteDecision, choose
 from edge.routing.regions import Regions
 from edge.routing.ring import Ring
@@ -37,6 +41,8 @@ _log = logging.getLogger("skerry.gateway")
 
 ATTEMPTS = 3
 """Regions that are tried for one request."""
+_ILL = (RegionUnavailable, IncompleteStream, InternalError, VersionSkew)
+"""Failures that say something about a region's health; a full one is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,10 @@ class Batch:
     events: tuple[Delta | Finish | Done, ...]
 
 
+Residency = Callable[[str, ModelName], frozenset[RegionName] | None]
+"""The regions that a namespace's requests for a model may see; None for all."""
+
+
 class Gateway:
     """`tasks` takes the cancel messages of requests whose readers are gone."""
 
@@ -74,6 +84,7 @@ class Gateway:
         fleet_key: bytes,
         metrics: EdgeMetrics,
         tasks: asyncio.TaskGroup,
+        residency: Residency = lambda _namespace, _model: None,
     ) -> None:
         self._clients = clients
         self._regions = regions
@@ -82,10 +93,18 @@ class Gateway:
         self._fleet_key = fleet_key
         self._metrics = metrics
         self._tasks = tasks
+        self._residency = residency
+        self._tokens = BytesPerToken()
 
     def route(self, request: GenerateRequest, affinity: str | None) -> RouteDecision:
         """Raises RegionUnavailable."""
-        key = route_key(request, fleet_key=self._fleet_key, depth=self._routing.depth)
+        return self._route(request, affinity, self._chain(request))
+
+    def _chain(self, request: GenerateRequest) -> Chain:
+        return prompt_chain(request, fleet_key=self._fleet_key)
+
+    def _route(self, request: GenerateRequest, affinity: str | None, chain: Chain) -> RouteDecision:
+        key = key_of(chain, self._routing.depth, self._regions.hot().ids)
         digest = key.digest
         if affinity is not None:
             digest = affinity_key(affinity, fleet_key=self._fleet_key, namespace=request.namespace)
@@ -94,6 +113,11 @@ class Gateway:
             walk=self._ring.walk(digest),
             text_bytes=key.text_bytes,
             by_affinity=affinity is not None,
+            ids=chain.ids(),
+            ends=chain.ends[1:],
+            bytes_per_token=self._tokens.of(request.model),
+            allowed=self._residency(request.namespace, request.model),
+            draws=(random.random(), random.random()),
         )
         return choose(self._regions.view(), asked, self._routing)
 
@@ -104,21 +128,36 @@ class Gateway:
 
         Raises RequestError, before the first batch or after it. The reader closes it (`aclosing`).
         """
-        decision = self.route(request, affinity)
+        chain = self._chain(request)
+        decision = self._route(request, affinity, chain)
+        ids = chain.ids()
+        request = msgspec.structs.replace(
+            request, route_chain=b"".join(ids), route_ends=(*chain.ends[1:], chain.text_bytes)
+        )
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         failure: RequestError | None = None
         for number, region in enumerate(decision.candidates[:ATTEMPTS]):
             reason = decision.reason if number == 0 else Reason.FAILOVER
             self._metrics.routes.labels(region, reason).inc()
+            sent = self._regions.sent(region, ids, decision.work_s(region))
             begun = False
             try:
                 attempt = self._attempt(request, Place(region, reason), deadline)
                 async with aclosing(attempt) as batches:
                     async for batch in batches:
-                        begun = True
+                        if not begun:
+                            begun = True
+                            self._regions.answered(sent)
+                        last = batch.events[-1]
+                        if isinstance(last, Done):
+                            self._tokens.learn(
+                                request.model, chain.text_bytes, last.usage.prompt_tokens
+                            )
                         yield batch
                 return
             except RequestError as error:
+                if not begun:
+                    self._regions.failed(sent, ill=isinstance(error, _ILL))
                 if begun or not error.retryable:
                     raise
                 self._metrics.failovers.labels(region, error.code).inc()
@@ -138,14 +177,15 @@ class Gateway:
         client = self._clients[place.region]
         left = deadline - asyncio.get_running_loop().time()
         stream = client.generate(msgspec.structs.replace(request, deadline_s=max(left, 0.0)))
-        finished = ended = False
+        ended = False
+        unfinished = set(range(request.sampling.n))
         try:
             while not ended:
                 events = await _next(stream, deadline)
                 place, shown, fault = _sort(place, events)
-                finished = finished or any(isinstance(event, Finish) for event in shown)
+                unfinished -= {event.choice for event in shown if isinstance(event, Finish)}
                 done = bool(shown) and isinstance(shown[-1], Done)
-                if done and not finished:
+                if done and unfinished:
                     raise IncompleteStream("the region's stream ended without a finish reason")
                 ended = done or fault is not None
                 if shown:

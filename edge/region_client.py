@@ -19,13 +19,14 @@ import msgspec
 
 from core.errors import IncompleteStream, RegionUnavailable, RequestError, VersionSkew
 from core.events import Event, event_decoder
-from core.status import RegionStatus, status_decoder
+from core.status import Told, status_decoder
 from core.types import WIRE_VERSION, GenerateRequest, RegionName, RequestId
 
 _log = logging.getLogger("skerry.region_client")
 
 CONNECT_S = 2.0
 CANCEL_S = 1.0
+PING_S = 2.0
 SILENCE_S = 5.0
 """A region that sends neither status nor events for this long is lost: status comes each second."""
 _LOOK_S = 1.0
@@ -47,8 +48,12 @@ class RegionClient(Protocol):
         """Tell the region to drop a request; never raises, takes at most a second."""
         ...
 
-    def statuses(self) -> AsyncGenerator[RegionStatus, None]:
-        """Status frames as they come."""
+    def statuses(self) -> AsyncGenerator[Told, None]:
+        """Status and prefix frames as they come."""
+        ...
+
+    async def ping(self) -> float:
+        """Seconds of one exchange of no work, the simulated round trip in it."""
         ...
 
 
@@ -100,7 +105,20 @@ class HttpRegionClient:
             # The closed connection says the same; this message is for proxies that hide it.
             _log.info("cancel unheard id=%s region=%s why=%s", request_id, self._name, error)
 
-    async def statuses(self) -> AsyncGenerator[RegionStatus, None]:
+    async def ping(self) -> float:
+        began = self._clock()
+        try:
+            async with asyncio.timeout(PING_S):
+                url = f"{self._base.removesuffix('/internal/v1')}/healthz"
+                async with self._session.get(url) as answer:
+                    await answer.read()
+                    if answer.status != 200:
+                        raise RegionUnavailable(f"region {self._name} answered {answer.status}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RegionUnavailable(f"region {self._name} is not reached: {error}") from error
+        return self._clock() - began + self._delay_s
+
+    async def statuses(self) -> AsyncGenerator[Told, None]:
         decoder = status_decoder()
         heard_at = self._clock()
 

@@ -22,8 +22,9 @@ from core.metrics import RouterMetrics, StatusCollector, render
 from core.models.source import resolve_source
 from core.status import RegionStatus
 from core.text.model import load_text
-from core.types import ModelName, Role
+from core.types import ModelName, RegionName, Role
 from regional.http import RegionHttp
+from regional.prefixes import PUBLISHED_SHARE, Prefixes
 from regional.reading import Reader, TextModel
 from regional.router import Router
 from regional.rpc import SessionServer, server_options
@@ -49,12 +50,19 @@ class RouterApp:
         self._metrics = RouterMetrics(self._registry)
         StatusCollector(self._registry, lambda: (self._status(),))
         self._reader = Reader(world.topology, texts)
-        self.publisher = Publisher(self._status)
+        self._prefixes = Prefixes(
+            RegionName(region.name),
+            self._epoch,
+            holds=lambda block: self.router.index.holds(block),
+            share=PUBLISHED_SHARE / len(world.topology.regions),
+        )
+        self.publisher = Publisher(self._status, self._prefixes)
         self.router = Router(
             region,
             limits,
             reader=self._reader,
             metrics=self._metrics,
+            prefixes=self._prefixes,
             changed=self.publisher.touch,
         )
         self._sessions = SessionServer(self.router, secret=secret, heartbeat_s=limits.heartbeat_s)

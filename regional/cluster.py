@@ -83,23 +83,31 @@ class Work:
         self.changes = 0
 
     def charge(
-        self, *, prefill_tokens: int | None = None, answer_tokens: int | None = None
+        self,
+        *,
+        prefill_tokens: int | None = None,
+        answer_tokens: int | None = None,
+        choices: int = 1,
     ) -> Charge:
-        """Count a prompt to read, a sequence to decode, or both; None is neither."""
-        return Charge(self, prefill_tokens, answer_tokens)
+        """Count a prompt to read, an answer to decode (a sequence for each of its `choices`), or
+        both; None is neither."""
+        return Charge(self, prefill_tokens, answer_tokens, choices)
 
 
 class Charge:
     """One attempt's share of a node's work; each part is given back exactly once."""
 
-    def __init__(self, work: Work, prefill_tokens: int | None, answer_tokens: int | None) -> None:
+    def __init__(
+        self, work: Work, prefill_tokens: int | None, answer_tokens: int | None, choices: int
+    ) -> None:
         self._work = work
+        self._choices = choices
         self._prefill, self._answer = prefill_tokens, answer_tokens
         if prefill_tokens is not None:
             work.prefills += 1
             work.prefill_tokens += prefill_tokens
         if answer_tokens is not None:
-            work.sequences += 1
+            work.sequences += choices
             work.answer_tokens += answer_tokens
 
     @property
@@ -123,7 +131,7 @@ class Charge:
     def release(self) -> None:
         self.prompt_read()
         if self._answer is not None:
-            self._work.sequences -= 1
+            self._work.sequences -= self._choices
             self._work.answer_tokens -= self._answer
             self._work.changes += 1
             self._answer = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from regional.reading import Reading
 from regional.rpc import NodeSession
 
 LOOK_AHEAD = 32
-"""Waiting requests that are tried when something has become free."""
+"""Waiting requests of each model that are tried when something has become free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,14 @@ class Dispatcher:
     def _pump(self) -> None:
         self._poked = False
         scarce: set[tuple[str, Scarce]] = set()
-        for waiting in self._line[:LOOK_AHEAD]:
+        tried: Counter[str] = Counter()
+        for waiting in tuple(self._line):
             model = waiting.ask.model
             if waiting.placed.done() or (model, Scarce.DECODE) in scarce:
                 continue
+            if tried[model] >= LOOK_AHEAD:
+                continue
+            tried[model] += 1
             try:
                 outcome = self._decide(waiting, prefill_scarce=(model, Scarce.PREFILL) in scarce)
             except Exception as error:  # noqa: BLE001 - raised in the coroutine that waits for it
@@ -174,6 +179,7 @@ class Dispatcher:
     def _seat(
         self, decision: Placement, waiting: _Waiting, overlaps: Mapping[NodeName, int]
     ) -> Placed:
+        choices = waiting.ask.choices
         answer = min(waiting.ask.max_tokens or TYPICAL_ANSWER_TOKENS, TYPICAL_ANSWER_TOKENS)
         prefill = None
         if decision.prefill is not None:
@@ -181,17 +187,25 @@ class Dispatcher:
         decode = self._charged(
             decision.decode,
             prefill_tokens=decision.compute_tokens if prefill is None else None,
-            answer_tokens=answer,
+            answer_tokens=answer * choices,
+            choices=choices,
         )
         most = max(overlaps.values(), default=0) * BLOCK_TOKENS
         self._changed()
         return Placed(decision, prefill, decode, reusable_tokens=most)
 
     def _charged(
-        self, name: NodeName, *, prefill_tokens: int | None, answer_tokens: int | None = None
+        self,
+        name: NodeName,
+        *,
+        prefill_tokens: int | None,
+        answer_tokens: int | None = None,
+        choices: int = 1,
     ) -> Seat:
         member = self._cluster.find(name)
         if member is None:
             raise LookupError(f"placed on {name!r}, which is not a member")
-        charge = member.work.charge(prefill_tokens=prefill_tokens, answer_tokens=answer_tokens)
+        charge = member.work.charge(
+            prefill_tokens=prefill_tokens, answer_tokens=answer_tokens, choices=choices
+        )
         return Seat(member.session, charge)

@@ -27,7 +27,7 @@ from core.metrics import CONTENT_TYPE
 from core.status import RegionStatus
 from core.types import WIRE_VERSION, GenerateRequest, RequestId
 from regional.router import Router
-from regional.status import Publisher
+from regional.status import PrefixesSeen, Publisher
 
 log = logging.getLogger("skerry.http")
 
@@ -111,11 +111,12 @@ class RegionHttp:
         self._check_secret(http)
         answer = _frames()
         await answer.prepare(http)
-        seen = 0
+        seen, told = 0, PrefixesSeen()
         try:
             while True:
                 seen, frame = await self._publisher.next_frame(seen)
-                await answer.write(frame)
+                told, prefixes = self._publisher.prefix_frame(told)
+                await answer.write(frame + prefixes)
         except ConnectionError:
             return answer
 

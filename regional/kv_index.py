@@ -68,6 +68,10 @@ class KvIndex:
         held = self._nodes.get(node)
         return len(held.blocks) if held else 0
 
+    def holds(self, block: bytes) -> bool:
+        """Whether any node holds `block`."""
+        return any(block in held.blocks for held in self._nodes.values())
+
     def overlap(self, node: NodeName, hashes: Sequence[bytes]) -> int:
         """Blocks of the longest run from the start of `hashes` that `node` holds."""
         held = self._nodes.get(node)

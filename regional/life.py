@@ -38,7 +38,8 @@ class _Gone:
 
 
 class Life:
-    """`attempts` is the router's table of whom to tell about which attempt."""
+    """`attempts` is the router's table of whom to tell about which attempt; `read` is called when
+    a prompt has been read."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Life:
         attempts: MutableMapping[str, Life],
         number: Callable[[], int],
         metrics: RouterMetrics,
+        read: Callable[[Reading, Placed], None],
     ) -> None:
         self.request = request
         self.closing: Done | Fault | None = None
@@ -63,6 +65,7 @@ class Life:
         self._attempts = attempts
         self._number = number
         self._metrics = metrics
+        self._read = read
         self._began = time.monotonic()
         self._deadline_s = deadline_s
         self._scope = asyncio.timeout(deadline_s)
@@ -70,6 +73,7 @@ class Life:
         self._stopped: RequestError | None = None
         self._accepted = False
         self._placed: Placed | None = None
+        self._reading: Reading | None = None
         self._inbox: asyncio.Queue[_Said | _Gone] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -105,11 +109,12 @@ class Life:
             self._inbox.put_nowait(_Gone(side))
 
     async def _answer(self) -> None:
-        reading = await self._reader.read(self.request)
+        reading = self._reading = await self._reader.read(self.request)
         ask = Ask(
             model=reading.request.model,
             prompt_tokens=len(reading.token_ids),
             max_tokens=reading.request.sampling.max_tokens,
+            choices=reading.request.sampling.n,
         )
         self._metrics.prompt_tokens.labels("all").inc(ask.prompt_tokens)
         failed: RequestError | None = None
@@ -219,6 +224,8 @@ class Life:
     def _prompt_read(self, placed: Placed) -> None:
         for _, seat in _seats(placed):
             seat.charge.prompt_read()
+        if self._reading is not None:
+            self._read(self._reading, placed)
         self._dispatcher.poke()
 
     def _announce(self, attempt: Attempt) -> bytes:

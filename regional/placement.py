@@ -54,6 +54,8 @@ class Ask:
     model: ModelName
     prompt_tokens: int
     max_tokens: int | None
+    choices: int = 1
+    """Sequences that decode it, of one prompt."""
     recompute: bool = False
     """A hand-off failed: the decode node reads the prompt itself."""
     excluded: frozenset[int] = frozenset()
@@ -91,8 +93,8 @@ def place(
 ) -> Placement | Wait:
     """Decide. `overlaps` gives blocks of the first n−1 tokens that a node holds.
 
-    Raises RegionUnavailable when no node serves the model, ContextLengthExceeded when none has a
-    pool that is large enough.
+    Raises RegionUnavailable when no node that could take it may be asked now, ContextLengthExceeded
+    when no node of the region has a pool that is large enough.
     """
     cached = {name: blocks * BLOCK_TOKENS for name, blocks in overlaps.items()}
     serving = [
@@ -102,13 +104,13 @@ def place(
         and node.serial not in ask.excluded
         and (offer := node.offer(ask.model)) is not None
     ]
-    decoders = _decoders(serving, ask)
+    decoders = _decoders(view, serving, ask)
     free = [(node, offer) for node, offer in decoders if _has_slot(node, ask)]
     if not free:
         return Wait(Scarce.DECODE)
     decode, offer = min(free, key=lambda pair: _decode_cost(pair[0], free, cached, ask))
     remainder = ask.prefix_tokens - cached.get(decode.name, 0)
-    itself = _reads_itself(decode, remainder, ask, split_min_tokens)
+    itself = _reads_itself(remainder, ask, split_min_tokens)
     if itself is not None:
         return _direct(decode, itself, remainder, ask)
     readers = [
@@ -123,15 +125,21 @@ def place(
     return _split(decode, remainder, readers, cached, ask)
 
 
-def _decoders(serving: list[tuple[NodeView, Offer]], ask: Ask) -> list[tuple[NodeView, Offer]]:
+def _decoders(
+    view: ClusterView, serving: list[tuple[NodeView, Offer]], ask: Ask
+) -> list[tuple[NodeView, Offer]]:
     able = [pair for pair in serving if pair[0].role is not Role.PREFILL]
     if not able:
         raise RegionUnavailable(f"no node that can decode {ask.model!r} is up in this region")
     fitting = [p for p in able if ask.least_tokens <= _room(p[1])]
     if not fitting:
+        decoding = [node for node in view.nodes if node.role is not Role.PREFILL]
+        largest = max(_room(offer) for node in decoding if (offer := node.offer(ask.model)))
+        if ask.least_tokens <= largest:
+            raise RegionUnavailable(f"no node with room for this request of {ask.model!r} is up")
         raise ContextLengthExceeded(
             f"prompt and answer need {ask.least_tokens} tokens of KV; the largest node"
-            f" that serves {ask.model!r} has room for {max(_room(offer) for _, offer in able)}"
+            f" that serves {ask.model!r} has room for {largest}"
         )
     return fitting
 
@@ -163,9 +171,7 @@ def _decode_cost(
     return overloaded, seconds, node.sequences, node.name
 
 
-def _reads_itself(
-    decode: NodeView, remainder: int, ask: Ask, split_min_tokens: int
-) -> Reason | None:
+def _reads_itself(remainder: int, ask: Ask, split_min_tokens: int) -> Reason | None:
     """Why no prefill node is even looked for."""
     if ask.recompute:
         return Reason.RECOMPUTE

@@ -16,6 +16,8 @@ from core.types import BLOCK_TOKENS, GenerateRequest, Message, ModelName, Sampli
 
 OFF_LOOP_CHARS = 4096
 """A prompt longer than this is encoded in a thread: it would hold up every stream for over 1 ms."""
+_TURN_CHARS = 64
+"""What a template takes for a turn, in characters of text that take as long."""
 
 
 class TextModel(Protocol):
@@ -23,6 +25,9 @@ class TextModel(Protocol):
 
     @property
     def context(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
 
     def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]: ...
 
@@ -64,7 +69,8 @@ class Reader:
         """Raises ModelNotFound, InvalidRequest, TemplateRefused or ContextLengthExceeded."""
         model = self._model(request.model)
         text = self._texts[model]
-        if _chars(request) > OFF_LOOP_CHARS:
+        _known_ids(request.sampling, text.vocab_size)
+        if _size(request) > OFF_LOOP_CHARS:
             token_ids = await asyncio.to_thread(_encode, text, request)
         else:
             token_ids = _encode(text, request)
@@ -104,7 +110,26 @@ class Reader:
                 f" may have {context}",
                 param=param,
             )
+        if prompt + sampling.min_tokens > context:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt} tokens and at least {sampling.min_tokens} more are asked"
+                f" for; prompt and answer together may have {context}",
+                param="min_tokens",
+            )
         return msgspec.structs.replace(sampling, max_tokens=wanted, max_tokens_yields=False)
+
+
+def _known_ids(sampling: Sampling, vocab_size: int) -> None:
+    """Raises InvalidRequest for ids that the model does not have."""
+    biased = [token_id for token_id, _ in sampling.logit_bias]
+    for field, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", biased)):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"'{field}' has the token id {token_id}; this model's are 0 to"
+                    f" {vocab_size - 1}",
+                    param=field,
+                )
 
 
 def _encode(text: TextModel, request: GenerateRequest) -> list[int]:
@@ -113,6 +138,9 @@ def _encode(text: TextModel, request: GenerateRequest) -> list[int]:
     return text.encode_chat(request.messages, rendered_at=request.rendered_at)
 
 
-def _chars(request: GenerateRequest) -> int:
-    """Length of the text; token ids count as a character each, for they are only checked."""
-    return len(request.prompt or ()) + sum(len(m.content or "") for m in request.messages)
+def _size(request: GenerateRequest) -> int:
+    """How much there is to read, in characters; a token id counts as one: it is only checked."""
+    return len(request.prompt or ()) + sum(
+        _TURN_CHARS + len(m.content or "") + sum(len(call.arguments) for call in m.tool_calls)
+        for m in request.messages
+    )

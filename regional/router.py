@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable
 
 from core.config import Limits, Region
@@ -26,11 +27,12 @@ from core.events import Done, encode_frame
 from core.metrics import RouterMetrics
 from core.types import GenerateRequest, RequestId
 from regional.cluster import Cluster
-from regional.dispatch import Dispatcher
+from regional.dispatch import Dispatcher, Placed
 from regional.kv_index import KvIndex
 from regional.life import Body, Life, Write
 from regional.pb import node_pb2 as pb
-from regional.reading import Reader
+from regional.prefixes import Prefixes, request_ids, standing_blocks
+from regional.reading import Reader, Reading
 from regional.rpc import NodeSession
 
 log = logging.getLogger("skerry.router")
@@ -49,6 +51,7 @@ class Router:
         *,
         reader: Reader,
         metrics: RouterMetrics,
+        prefixes: Prefixes,
         changed: Callable[[], None],
     ) -> None:
         self.cluster = Cluster(region, heartbeat_s=limits.heartbeat_s)
@@ -64,6 +67,7 @@ class Router:
         self._limits = limits
         self._reader = reader
         self._metrics = metrics
+        self._prefixes = prefixes
         self._changed = changed
         self._lives: set[Life] = set()
         self._by_id: dict[RequestId, Life] = {}
@@ -149,7 +153,9 @@ class Router:
             attempts=self._attempts,
             number=self._numbers.__next__,
             metrics=self._metrics,
+            read=self._prompt_read,
         )
+        self._prefixes.asked(request_ids(request), time.monotonic())
         self._lives.add(life)
         self._by_id[request.id] = life
         self._idle.clear()
@@ -166,6 +172,15 @@ class Router:
         if isinstance(life.closing, Done):
             self._observe(life.closing)
         self._changed()
+
+    def _prompt_read(self, reading: Reading, placed: Placed) -> None:
+        member = self.cluster.find(placed.placement.decode)
+        offer = member.view().offer(reading.request.model) if member is not None else None
+        if offer is None:
+            return  # the node left while it read: nothing of it is held
+        hashes = reading.hashes(offer.fingerprint)
+        stands = standing_blocks(reading.request, hashes, len(reading.token_ids))
+        self._prefixes.read(request_ids(reading.request), stands)
 
     def _observe(self, done: Done) -> None:
         usage, timings, metrics = done.usage, done.timings, self._metrics

@@ -30,6 +30,8 @@ SESSION_METHOD = f"/{SERVICE}/Session"
 MAX_MESSAGE_BYTES = 64 << 20
 JOIN_TIMEOUT_S = 10.0
 """A stream that has not said Join by then is closed."""
+_SHOWN = 64
+"""Characters of a stranger's words that a log line quotes."""
 MAX_UNSENT = 10_000
 """Messages that may wait for a node that does not read; one more and it is lost."""
 
@@ -213,7 +215,7 @@ class SessionServer:
             raise InvalidRequest("the first message of a session must be Join")
         join = first.join
         if not hmac.compare_digest(join.secret.encode(), self._secret):
-            log.warning("a node that calls itself %r came with a wrong secret", join.name)
+            log.warning("a node that calls itself %r came with a wrong secret", join.name[:_SHOWN])
             raise Forbidden("the region's secret does not match")
         if join.wire != WIRE_VERSION:
             raise VersionSkew(f"node speaks wire {join.wire}, this router {WIRE_VERSION}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import msgspec
 
 from core.framing import encode_frame
-from core.status import ModelStatus, NodeStatus, RegionStatus
+from core.status import ModelStatus, NodeStatus, RegionPrefixes, RegionStatus
 from core.types import ModelName, RegionName, Role
 from regional.cluster import ClusterView, Member, NodeView
+from regional.prefixes import Prefixes
 
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 1.0
@@ -35,6 +38,8 @@ def node_status(member: Member) -> NodeStatus:
         computed_prompt_tokens=beat.computed_prompt_tokens,
         cached_prompt_tokens=beat.cached_prompt_tokens,
         preemptions=beat.preemptions,
+        drafted_tokens=beat.drafted_tokens,
+        accepted_tokens=beat.accepted_tokens,
         kv_bytes_sent=beat.kv_bytes_sent,
         kv_bytes_received=beat.kv_bytes_received,
     )
@@ -86,14 +91,25 @@ def can_answer(nodes: Iterable[NodeView], model: ModelName) -> bool:
     return any(node.role is not Role.PREFILL and node.offer(model) for node in nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixesSeen:
+    """Which prefix frame a stream has told last."""
+
+    version: int = 0
+    base: int = 0
+
+
 class Publisher:
     """Turns "something changed" into frames: on change, at most ten a second, one at the least.
 
     `build` gives a status without epoch and sequence of this publisher's, which are added here.
     """
 
-    def __init__(self, build: Callable[[], RegionStatus]) -> None:
+    def __init__(self, build: Callable[[], RegionStatus], prefixes: Prefixes) -> None:
         self._build = build
+        self._prefixes = prefixes
+        self._told = RegionPrefixes(region=RegionName(""), epoch="", version=0)
+        self._bare = self._whole = b""
         self._sequence = 0
         self._frame = b""
         self._changed = asyncio.Event()
@@ -112,6 +128,7 @@ class Publisher:
             self._changed.clear()
             self._sequence += 1
             self._frame = encode_frame(self.snapshot())
+            self._encode_prefixes()
             async with self._published:
                 self._published.notify_all()
             await asyncio.sleep(MIN_INTERVAL_S)
@@ -126,6 +143,23 @@ class Publisher:
         async with self._published:
             await self._published.wait_for(lambda: self._sequence > seen and self._frame != b"")
         return self._sequence, self._frame
+
+    def prefix_frame(self, seen: PrefixesSeen) -> tuple[PrefixesSeen, bytes]:
+        """What a stream that has told `seen` is to tell now: nothing, what changed, or all of it
+        with its filter when that is a new one."""
+        told = self._told
+        now = PrefixesSeen(told.version, told.base)
+        if now == seen:
+            return seen, b""
+        return now, self._bare if now.base == seen.base else self._whole
+
+    def _encode_prefixes(self) -> None:
+        told, held = self._prefixes.publication(time.monotonic())
+        if told.version == self._told.version:
+            return
+        self._told = told
+        self._bare = encode_frame(told)
+        self._whole = encode_frame(msgspec.structs.replace(told, filter=held))
 
 
 def region_status(

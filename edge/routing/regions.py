@@ -1,5 +1,8 @@
 """The live view of all regions: one reader of a status stream each, and immutable snapshots.
 
+Besides what a region says of itself, the view holds what this edge knows better: the measured
+round trip, what it sent there a moment ago, failed attempts, and how long the region is back.
+
 A region is fresh while its stream stands and its last frame is younger than `STALE_S`, by this
 process's monotonic clock: no clock time crosses the wire. A cut stream makes it suspect at once;
 the reader connects again with back-off for as long as the edge lives.
@@ -11,37 +14,39 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from core.config import Edge, Topology
 from core.errors import RequestError
-from core.status import STALE_S, RegionStatus
+from core.status import STALE_S, RegionPrefixes, RegionStatus, Told
 from core.types import ModelName, RegionName
 from edge.region_client import RegionClient
+from edge.routing.cache import counts_of
+from edge.routing.hot import HotSet, HotSets
 from edge.routing.placement import RegionView
+from edge.routing.seen import Heard, SeenRegion
 
 _log = logging.getLogger("skerry.regions")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 """Back-off between attempts to reach a region; it must take traffic again within 10 s (B23)."""
+SETTLE_S = 1.0
+"""Between two decisions on the hot set."""
+PING_PAUSES_S = (0.2, 0.2, 0.5, 1.0)
+"""Before the first measurements of a round trip; then every `PING_EVERY_S`."""
+PING_EVERY_S = 5.0
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What is known of one region; written by its reader only."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An attempt under way; `work_s`: seconds of reading that it brings."""
 
-    status: RegionStatus | None = None
-    at: float = 0.0
-    connected: bool = False
-
-    def take(self, status: RegionStatus, now: float) -> None:
-        self.connected = True
-        self.at = now
-        old = self.status
-        if old is None or old.epoch != status.epoch or old.sequence < status.sequence:
-            self.status = status
+    region: RegionName
+    ids: Sequence[bytes]
+    work_s: float
+    at: float
 
 
 class Regions:
@@ -59,10 +64,16 @@ class Regions:
         self._clients = clients
         self._clock = clock
         self._stale_s = stale_s
-        self._heard = {name: _Heard() for name in clients}
-        self._round_trip_s = {name: edge.round_trip_ms.get(name, 0.0) / 1000.0 for name in clients}
-        self._configured = {
-            name: frozenset(ModelName(n.model) for n in topology.region(name).nodes)
+        self._hot = HotSets(len(topology.regions))
+        self._settled_at = float("-inf")
+        self._seen = {
+            name: SeenRegion(
+                name,
+                edge.round_trip_ms.get(name, 0.0) / 1000.0,
+                frozenset(ModelName(n.model) for n in topology.region(name).nodes),
+                topology.region(name).weight,
+                Heard(),
+            )
             for name in clients
         }
 
@@ -71,11 +82,20 @@ class Regions:
         async with asyncio.TaskGroup() as readers:
             for name in self._clients:
                 readers.create_task(self._listen(name))
+                readers.create_task(self._measure(name))
 
     def view(self) -> tuple[RegionView, ...]:
         """All regions of the topology, as known now."""
         now = self._clock()
-        return tuple(self._seen(name, heard, now) for name, heard in self._heard.items())
+        return tuple(seen.view(now, self._stale_s) for seen in self._seen.values())
+
+    def hot(self) -> HotSet:
+        """What route keys are made with."""
+        now = self._clock()
+        if now - self._settled_at >= SETTLE_S:
+            self._settled_at = now
+            self._hot.settle(now)
+        return self._hot.current
 
     def fresh_statuses(self) -> Iterator[RegionStatus]:
         """The newest frame of each region that is not suspect."""
@@ -83,31 +103,62 @@ class Regions:
             if region.fresh and region.status is not None:
                 yield region.status
 
-    def _seen(self, name: RegionName, heard: _Heard, now: float) -> RegionView:
-        age = now - heard.at if heard.status is not None else None
-        return RegionView(
-            name=name,
-            round_trip_s=self._round_trip_s[name],
-            configured=self._configured[name],
-            fresh=heard.connected and age is not None and age < self._stale_s,
-            age_s=age,
-            status=heard.status,
-        )
+    def hear(self, told: Told) -> None:
+        """One frame of a region's stream."""
+        now = self._clock()
+        seen = self._seen.get(told.region)
+        if seen is None:
+            return  # a region that the topology does not give us
+        if isinstance(told, RegionPrefixes):
+            seen.heard.digest.take(told)
+            self._hot.take(told.region, counts_of(told), told.total, now)
+        else:
+            seen.heard.take(told, now)
+
+    def sent(self, region: RegionName, ids: Sequence[bytes], work_s: float) -> Sent:
+        """This edge sends a request there; its status cannot show it yet."""
+        now = self._clock()
+        self._seen[region].sent(ids, work_s, now)
+        return Sent(region, ids, work_s, now)
+
+    def answered(self, sent: Sent) -> None:
+        """Its first delta has come."""
+        seen = self._seen[sent.region]
+        seen.breaker.succeeded()
+        seen.outgoing.take_back(sent.work_s, sent.at, self._clock())
+
+    def failed(self, sent: Sent, *, ill: bool) -> None:
+        """The attempt came to nothing; `ill`: by the region's own fault."""
+        seen, now = self._seen[sent.region], self._clock()
+        seen.outgoing.take_back(sent.work_s, sent.at, now)
+        seen.cache.refused(sent.ids)
+        if ill:
+            seen.breaker.failed(now)
+
+    async def _measure(self, name: RegionName) -> None:
+        """Keep the moving minimum of round trips up to date."""
+        pauses = iter(PING_PAUSES_S)
+        while True:
+            try:
+                self._seen[name].trip.measured(await self._clients[name].ping())
+            except RequestError as error:
+                _log.debug("round trip unknown region=%s why=%s", name, error.message)
+            await asyncio.sleep(next(pauses, PING_EVERY_S))
 
     async def _listen(self, name: RegionName) -> None:
-        heard, pause, complained = self._heard[name], FIRST_PAUSE_S, False
+        seen, pause, complained = self._seen[name], FIRST_PAUSE_S, False
         while True:
             try:
                 async with aclosing(self._clients[name].statuses()) as frames:
-                    async for status in frames:
-                        if not heard.connected:
-                            _log.info("region heard region=%s epoch=%s", name, status.epoch)
-                        heard.take(status, self._clock())
+                    async for told in frames:
+                        if not seen.heard.connected:
+                            _log.info("region heard region=%s epoch=%s", name, told.epoch)
+                        self.hear(told)
                         pause, complained = FIRST_PAUSE_S, False
                 why = "its status stream ended"
             except RequestError as error:
                 why = error.message
-            heard.connected = False
+            seen.heard.cut(self._clock())
             if not complained:
                 _log.warning("region silent region=%s why=%s", name, why)
                 complained = True

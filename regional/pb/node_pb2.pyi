@@ -69,7 +69,7 @@ class ModelOffer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., context: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "blocks_used", "blocks_cached", "prefill_backlog_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "preemptions", "kv_bytes_sent", "kv_bytes_received", "draining")
+    __slots__ = ("sequence", "running", "waiting", "blocks_used", "blocks_cached", "prefill_backlog_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "preemptions", "kv_bytes_sent", "kv_bytes_received", "draining", "drafted_tokens", "accepted_tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class Heartbeat(_message.Message):
     KV_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -100,7 +102,9 @@ class Heartbeat(_message.Message):
     kv_bytes_sent: int
     kv_bytes_received: int
     draining: bool
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., prefill_backlog_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., prefill_backlog_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., draining: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("attempt_id", "ticket", "cached_tokens")

@@ -11,6 +11,7 @@ import pytest
 
 from core.config import World, load, parse, split_address
 from core.errors import ConfigError
+from core.types import RegionName
 
 GOOD = """version = 1
 
@@ -41,7 +42,6 @@ def test_a_good_one() -> None:
     assert topology.edge("here").listen == "127.0.0.1:8787"
     assert topology.canonical_model("small") == "tiny"
     assert topology.canonical_model("large") is None
-    assert topology.regions_with("tiny") == ("eu",)
     region, node = topology.node("eu-1")
     assert (region.name, node.role) == ("eu", "combined")
 
@@ -77,6 +77,42 @@ def test_mistakes_are_named(old: str, new: str, complaint: str) -> None:
     assert GOOD.count(old) == 1 or old == "version = 1"
     with pytest.raises(ConfigError, match=complaint):
         parse(GOOD.replace(old, new), name="t")
+
+
+def test_residency_is_a_set_of_known_regions() -> None:
+    """Of a namespace, of a model, of both: what is in both sets; nothing, when they are apart."""
+    two = GOOD + '[[regions]]\nname = "us"\n[[regions.nodes]]\nname = "us-1"\n'
+    two += 'role = "combined"\nmodel = "tiny"\n'
+    topology = parse(two + '[residency]\nacme = ["eu"]\nboth = ["us", "eu"]\n')
+    assert topology.residency_of("", "tiny") is None
+    assert topology.residency_of("acme", "tiny") == frozenset({RegionName("eu")})
+    assert topology.residency_of("both", "tiny") == frozenset({RegionName("us"), RegionName("eu")})
+    pinned = two.replace('aliases = ["small"]', 'residency = ["us"]')
+    topology = parse(pinned + '[residency]\nacme = ["eu"]\n')
+    assert topology.residency_of("", "tiny") == frozenset({RegionName("us")})
+    assert topology.residency_of("acme", "tiny") == frozenset()
+    with pytest.raises(ConfigError, match="namespace 'acme' names 'mars', which is no region"):
+        parse(two + '[residency]\nacme = ["mars"]\n')
+    with pytest.raises(ConfigError, match="model 'tiny' names 'mars', which is no region"):
+        parse(two.replace('aliases = ["small"]', 'residency = ["mars"]'))
+    with pytest.raises(ConfigError, match="'acme' is empty"):
+        parse(two + "[residency]\nacme = []\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('name = "eu-1"', 'name = "eu-1"\nhost = "0.0.0.0"', "'eu-1': .*no address to dial"),
+        ('name = "here"', 'name = "here"\nlisten = "8787"', "t: edge 'here': '8787' is not HOST"),
+    ],
+)
+def test_a_trusted_network_does_not_excuse_bad_addresses(
+    old: str, new: str, complaint: str
+) -> None:
+    trusted = GOOD.replace("[routing]", "[routing]\nnetwork_trusted = true")
+    parse(trusted)
+    with pytest.raises(ConfigError, match=complaint):
+        parse(trusted.replace(old, new), name="t")
 
 
 def test_unknown_names_list_the_known() -> None:
@@ -144,5 +180,12 @@ def test_bad_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from_env.secret("region")
     monkeypatch.setenv("SKERRY_TEST_SECRET", "from-the-environment")
     assert from_env.secret("region") == b"from-the-environment"
+    for unfit in ("too-short", "with a line\nbreak in it", "geheim wie Öl auf Wasser"):
+        monkeypatch.setenv("SKERRY_TEST_SECRET", unfit)
+        with pytest.raises(ConfigError, match="SKERRY_TEST_SECRET: a secret needs"):
+            from_env.secret("region")
+        (tmp_path / "region.secret").write_text(unfit, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"region\.secret: a secret needs"):
+            _world(tmp_path).secret("region")
     with pytest.raises(ConfigError, match="neither file:PATH nor env:NAME"):
         from_env.secret("fleet")

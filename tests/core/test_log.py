@@ -43,4 +43,20 @@ def test_whatever_it_holds_a_record_is_one_line(lines: io.StringIO) -> None:
     text = lines.getvalue()
     assert text.count("\n") == 1
     assert r"bug\r\nhere" in text
-    assert "ValueError: two" in text
+    assert re.search(r" ValueError .*test_log\.py", text)
+
+
+def test_what_an_error_says_is_not_logged_for_it_may_quote_a_prompt(lines: io.StringIO) -> None:
+    try:
+        try:
+            raise ValueError("my secret prompt")
+        except ValueError as error:
+            raise ExceptionGroup("my secret group", [KeyError("my secret key")]) from error
+    except ExceptionGroup:
+        logging.getLogger("skerry.x").exception("bug id=%s", "r1")
+    text = lines.getvalue()
+    assert "bug id=r1" in text
+    for kind in ("ExceptionGroup", "KeyError", "ValueError"):
+        assert kind in text
+    assert text.count("test_log.py:") >= 2, "where it was raised is told"
+    assert "secret" not in text

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.prefix import (
+    ID_BYTES,
+    MAX_CHAIN,
     TEXT_BLOCK_BYTES,
     affinity_key,
     block_hashes,
     block_root,
+    key_of,
+    prompt_chain,
+    records,
     route_chain,
     route_key,
 )
@@ -160,9 +167,43 @@ def test_a_record_that_ends_at_a_block_is_not_one_that_goes_on() -> None:
     assert ended[1] != longer[1]
 
 
-def _records_head() -> list[bytes]:
-    from core.prefix import records
+def test_the_chain_covers_half_a_megabyte_in_128_hashes() -> None:
+    text = "a" * 700_000
+    chain = prompt_chain(_prompt(text), fleet_key=KEY)
+    assert chain.blocks == MAX_CHAIN == 128
+    assert chain.text_bytes == len(text) + len(b"".join(records(_prompt(""))))
+    sizes = [b - a for a, b in itertools.pairwise(chain.ends)]
+    assert sizes == [512] * 32 + [2048] * 32 + [8192] * 64
+    assert {len(one) for one in chain.ids()} == {ID_BYTES}
+    changed = prompt_chain(_prompt(text[:300_000] + "b" + text[300_001:]), fleet_key=KEY)
+    same = [a == b for a, b in zip(chain.hashes, changed.hashes, strict=True)]
+    at = same.index(False)
+    assert not any(same[at:])
+    assert chain.ends[at - 1] <= 300_000 + 50 < chain.ends[at] + 50
 
+
+def test_a_chain_of_many_short_messages_is_bounded() -> None:
+    many = [_user(f"message {i}") for i in range(300)]
+    chain = prompt_chain(_chat(*many), fleet_key=KEY)
+    assert chain.blocks == MAX_CHAIN
+    assert chain.ends[-1] < chain.text_bytes
+
+
+def test_the_key_goes_deeper_while_its_block_is_hot() -> None:
+    request = _prompt("a" * 4000)
+    chain = prompt_chain(request, fleet_key=KEY)
+    ids = chain.ids()
+    assert key_of(chain) == route_key(request, fleet_key=KEY)
+    assert key_of(chain, 2, set(ids[:1])).depth == 2  # what lies above the depth does not matter
+    assert key_of(chain, 2, set(ids[:5])).depth == 6
+    assert key_of(chain, 2, set(ids[:5])).digest == chain.hashes[6]
+    assert key_of(chain, 2, set(ids)).depth == chain.blocks
+    assert key_of(chain, 2, {ids[4]}).depth == 2
+    empty = prompt_chain(_chat(), fleet_key=KEY)
+    assert (key_of(empty, 2, set(ids)).depth, empty.ids()) == (0, [])
+
+
+def _records_head() -> list[bytes]:
     return list(records(_chat(_user(""))))
 
 

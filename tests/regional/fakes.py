@@ -19,12 +19,14 @@ from core.types import (
     GenerateRequest,
     Message,
     ModelName,
+    RegionName,
     RequestId,
     Sampling,
     Usage,
 )  # fmt: skip
 from regional.app import RouterApp
 from regional.pb import node_pb2 as pb
+from regional.prefixes import Prefixes
 from tests.regional.fake_node import MODEL, PATIENCE_S, FakeNode
 
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class ByteText:
     """A text model whose tokens are bytes."""
 
     context = 4096
+    vocab_size = 256
 
     def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]:
         return [byte for message in messages for byte in (message.content or "").encode()]
@@ -222,3 +225,8 @@ async def region(
                     await node.die()
     finally:
         await app.stop()
+
+
+def no_prefixes() -> Prefixes:
+    """A region's prefixes for tests that are not about them."""
+    return Prefixes(RegionName("here"), "e", holds=lambda _: False, share=1.0)

@@ -11,9 +11,9 @@ from core.config import parse
 from core.errors import NoCapacity
 from core.events import Event, Fault, event_decoder
 from core.metrics import RouterMetrics
-from core.types import NodeName
+from core.types import ModelName, NodeName
 from regional.cluster import Cluster
-from regional.dispatch import Dispatcher, Placed
+from regional.dispatch import LOOK_AHEAD, Dispatcher, Placed
 from regional.kv_index import KvIndex
 from regional.pb import node_pb2 as pb
 from regional.placement import Ask
@@ -21,14 +21,27 @@ from regional.reading import Reader, Reading
 from regional.router import Router
 from regional.rpc import NodeSession
 from tests.regional.fake_node import MODEL, attempt_of
-from tests.regional.fakes import ByteText, ask, run, topology
+from tests.regional.fakes import ByteText, ask, no_prefixes, run, topology
 
-TOPOLOGY = parse(topology([("p1", "prefill"), ("d1", "decode"), ("d2", "decode")], queue=3))
+OTHER = ModelName("other")
+TOPOLOGY = parse(
+    topology([("p1", "prefill"), ("d1", "decode"), ("d2", "decode")], queue=3)
+    + f"""
+[[regions.nodes]]
+name = "o1"
+role = "decode"
+model = "{OTHER}"
+[models.{OTHER}]
+source = "package:none"
+"""
+)
 REGION = TOPOLOGY.region("here")
 
 
-def session(name: str, role: str, serial: int, *, slots: int = 8) -> NodeSession:
-    offer = pb.ModelOffer(name=MODEL, fingerprint=b"same", context=4096, blocks=1024)
+def session(
+    name: str, role: str, serial: int, *, slots: int = 8, model: ModelName = MODEL
+) -> NodeSession:
+    offer = pb.ModelOffer(name=model, fingerprint=b"same", context=4096, blocks=1024)
     join = pb.Join(name=name, role=role, max_sequences=slots, max_step_tokens=512, models=[offer])
     return NodeSession(join, serial)
 
@@ -36,20 +49,27 @@ def session(name: str, role: str, serial: int, *, slots: int = 8) -> NodeSession
 class Desk:
     """A dispatcher over two nodes."""
 
-    def __init__(self, *, slots: int = 8) -> None:
+    def __init__(self, *, slots: int = 8, limit: int = 3) -> None:
         self.cluster = Cluster(REGION, heartbeat_s=1.0)
         self.cluster.join(session("p1", "prefill", 1))
         self.cluster.join(session("d1", "decode", 2, slots=slots))
         self.dispatcher = Dispatcher(
-            self.cluster, KvIndex(), limit=3, split_min_tokens=64, changed=lambda: None
+            self.cluster, KvIndex(), limit=limit, split_min_tokens=64, changed=lambda: None
         )
         self._ages = 0
 
-    async def want(self, tokens: int, *, again: bool = False) -> asyncio.Task[Placed]:
+    async def want(
+        self,
+        tokens: int,
+        *,
+        again: bool = False,
+        model: ModelName = MODEL,
+        choices: int = 1,
+    ) -> asyncio.Task[Placed]:
         """A request that has reached the queue when this returns."""
         self._ages += 1
         reading = Reading(ask(), list(range(tokens)))
-        wanted = Ask(model=MODEL, prompt_tokens=tokens, max_tokens=4)
+        wanted = Ask(model=model, prompt_tokens=tokens, max_tokens=4, choices=choices)
         task = asyncio.create_task(
             self.dispatcher.place(wanted, reading, age=self._ages, priority=0, again=again)
         )
@@ -59,6 +79,22 @@ class Desk:
     def counted(self) -> list[tuple[NodeName, int, int]]:
         view = self.cluster.view()
         return [(n.name, n.prefills, n.sequences) for n in view.nodes if n.prefills or n.sequences]
+
+
+def test_every_choice_is_a_sequence_of_its_node() -> None:
+    async def test() -> None:
+        desk = Desk(slots=4)
+        several = await (await desk.want(10, choices=4))
+        assert desk.counted() == [("d1", 1, 4)]
+        waiting = await desk.want(10)
+        assert not waiting.done(), "all slots are taken"
+        several.release()
+        assert desk.counted() == []
+        desk.dispatcher.poke()
+        (await waiting).release()
+        assert desk.counted() == []
+
+    run(test())
 
 
 def test_a_long_prompt_is_not_overtaken_by_those_that_would_fit() -> None:
@@ -79,6 +115,24 @@ def test_a_long_prompt_is_not_overtaken_by_those_that_would_fit() -> None:
         would_fit.cancel()
         await asyncio.gather(would_fit, return_exceptions=True)
         assert desk.dispatcher.queued == 0
+
+    run(test())
+
+
+def test_a_model_that_is_overrun_holds_up_no_other() -> None:
+    async def test() -> None:
+        desk = Desk(slots=1, limit=3 * LOOK_AHEAD)
+        desk.cluster.join(session("o1", "decode", 3, model=OTHER))
+        holder = await (await desk.want(10))
+        waiting = [await desk.want(10) for _ in range(2 * LOOK_AHEAD)]
+        placed = await asyncio.wait_for(await desk.want(10, model=OTHER), 5)
+        assert placed.placement.decode == "o1"
+        assert desk.dispatcher.queued == len(waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        holder.release()
+        placed.release()
 
     run(test())
 
@@ -165,6 +219,7 @@ def test_a_node_that_is_lost_between_placing_and_telling() -> None:
             TOPOLOGY.limits,
             reader=Reader(TOPOLOGY, {MODEL: ByteText()}),
             metrics=RouterMetrics(CollectorRegistry()),
+            prefixes=no_prefixes(),
             changed=lambda: None,
         )
         first, second = session("d1", "decode", 1, slots=1), session("d2", "decode", 2)
@@ -212,6 +267,7 @@ def test_errors_of_ours_end_the_request_with_a_name(caplog: pytest.LogCaptureFix
             TOPOLOGY.limits,
             reader=Reader(TOPOLOGY, {MODEL: Broken()}),
             metrics=RouterMetrics(CollectorRegistry()),
+            prefixes=no_prefixes(),
             changed=lambda: None,
         )
         written: list[bytes] = []

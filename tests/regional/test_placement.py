@@ -149,6 +149,16 @@ def test_a_pool_that_is_too_small_for_anyone() -> None:
     assert decision.decode == D2
 
 
+def test_room_that_is_away_for_the_moment_is_not_the_callers_fault() -> None:
+    """Another region may answer, or this one later: no 400."""
+    small = replace(DECODE, offers=(Offer(MODEL, b"f", 8192, 10),))
+    ask = Ask(model=MODEL, prompt_tokens=161, max_tokens=64)
+    failed = replace(ask, excluded=frozenset({SECOND_DECODE.serial}))
+    for large, wanted in ((replace(SECOND_DECODE, draining=True), ask), (SECOND_DECODE, failed)):
+        with pytest.raises(RegionUnavailable, match="room"):
+            placed(small, large, ask=wanted)
+
+
 def test_a_hot_prefix_spreads_within_the_bound() -> None:
     """B21: everyone shares one prefix that one of eight nodes holds; work stays within
     max(1.25 × mean, mean + 2) and the cache's holder is used as far as that allows."""

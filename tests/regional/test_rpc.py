@@ -46,6 +46,18 @@ def test_refused_joins(tmp_path: Path, field: str, value: str | int, code: str) 
     run(test())
 
 
+def test_a_stranger_cannot_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode")) as here:
+            node = here.node("d1", "decode")
+            node.join.name, node.join.secret = "x" * 1_000_000, "not the secret of this region"
+            assert await _rejected(node) == "forbidden"
+
+    run(test())
+    [line] = [one.getMessage() for one in caplog.records if "wrong secret" in one.getMessage()]
+    assert len(line) < 200
+
+
 def test_other_models_are_refused(tmp_path: Path) -> None:
     async def test() -> None:
         async with region(tmp_path, ("d1", "decode")) as here:

@@ -41,18 +41,20 @@ def topology(source: Path, *, step_ms: float, prefill_tokens_per_s: float) -> co
         name="scripted",
         models={MODEL: model},
         edges=(
-            config.Edge(name="ams", listen=here, round_trip_ms={"eu": 1, "us": 9}),
-            config.Edge(name="nyc", listen=here, round_trip_ms={"us": 1, "eu": 9}),
+            config.Edge(name="ams", listen=here, round_trip_ms={"eu": 2, "us": 40}),
+            config.Edge(name="nyc", listen=here, round_trip_ms={"us": 2, "eu": 40}),
         ),
         regions=(_region("eu"), _region("us")),
-        routing=config.Routing(expose_nodes=True),
+        routing=config.Routing(expose_nodes=True, simulate_round_trips=True),
         limits=config.Limits(heartbeat_s=0.5),
     )
 
 
 def _region(name: str) -> config.Region:
     nodes = tuple(
-        config.Node(name=f"{name}-{role}", role=role, model=MODEL, kv_tokens=CONTEXT * 2)
+        config.Node(
+            name=f"{name}-{role}", role=role, model=MODEL, kv_tokens=CONTEXT * 2, speculate=False
+        )
         for role in (Role.PREFILL, Role.DECODE)
     )
     return config.Region(name=name, nodes=nodes)

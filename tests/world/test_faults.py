@@ -81,9 +81,11 @@ def test_client_that_leaves_while_its_prompt_is_read_frees_every_block(world: Lo
     beginning, region = home_of(world, "client gone while reading")
     body = completion(beginning + "more of it. " * 800, stream=False, stream_options=None)
     url = world.edges["ams"] + "/v1/completions"
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(url, json=body, timeout=0.5, trust_env=False)
-    assert blocks_used(world, region) > 0
+    with ThreadPoolExecutor(1) as pool:  # three seconds of reading; the caller waits half of that
+        caller = pool.submit(httpx.post, url, json=body, timeout=1.5, trust_env=False)
+        assert until(lambda: blocks_used(world, region) > 0, 1.5)
+        with pytest.raises(httpx.ReadTimeout):
+            caller.result(10)
     assert until(lambda: forgotten(world, region), 2.0), region_status(world, region)
 
 

@@ -104,7 +104,7 @@ TURNS = [{"role": "user", "content": "x"}]
         ({"model": MODEL, "messages": "hi"}, 400, "messages"),
         ({"model": 3, "messages": TURNS}, 400, "model"),
         ({"model": "tinny", "messages": TURNS}, 404, MODEL),
-        ({"model": MODEL, "messages": TURNS, "n": 7}, 400, "n"),
+        ({"model": MODEL, "messages": TURNS, "n": 70}, 400, "n"),
     ],
     ids=["cut", "array", "empty", "no-messages", "no-turns", "text", "model-type", "unknown", "n"],
 )

@@ -1,0 +1,104 @@
+"""What an edge believes a region to hold: the region's digest, and what this edge just sent there.
+
+The second part bridges the moment until the region's next digest: a burst of one new prompt finds
+the place that already reads it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from core.digest import Filter
+from core.prefix import ID_BYTES
+from core.status import RegionPrefixes
+
+SENT_S = 10.0
+SENT_MOST = 2048
+NOTHING = Filter()
+
+
+class Digest:
+    """A region's published digest; `take` brings it up to a frame."""
+
+    def __init__(self) -> None:
+        self._epoch = ""
+        self._base = -1
+        self._filter = NOTHING
+        self._added: frozenset[bytes] = frozenset()
+        self.losses = 0
+        """How often everything that was known became void."""
+
+    def take(self, frame: RegionPrefixes) -> None:
+        """A frame on a base whose filter we have not seen brings only what was added."""
+        if frame.filter is not None:
+            self._filter = frame.filter
+        elif (frame.epoch, frame.base) != (self._epoch, self._base):
+            self._filter = NOTHING
+        self._epoch, self._base = frame.epoch, frame.base
+        self._added = frozenset(split_ids(frame.added))
+
+    def clear(self) -> None:
+        """The region was lost: what it held is not known any more."""
+        self.losses += 1
+        self._filter, self._added, self._base = NOTHING, frozenset(), -1
+
+    def holds(self, one: bytes) -> bool:
+        return one in self._added or self._filter.holds(one)
+
+
+class RegionCache:
+    """A region's digest with one edge's own recent sends on top."""
+
+    def __init__(self, digest: Digest) -> None:
+        self._digest = digest
+        self._sent: OrderedDict[bytes, float] = OrderedDict()
+        self._losses = digest.losses
+
+    def sent(self, ids: Sequence[bytes], now: float) -> None:
+        self._void()
+        sent = self._sent
+        for one in ids:
+            sent[one] = now
+            sent.move_to_end(one)
+        while sent and (len(sent) > SENT_MOST or now - next(iter(sent.values())) > SENT_S):
+            sent.popitem(last=False)
+
+    def refused(self, ids: Sequence[bytes]) -> None:
+        """What was sent came to nothing there."""
+        for one in ids:
+            self._sent.pop(one, None)
+
+    def overlap(self, ids: Sequence[bytes], now: float) -> int:
+        """Blocks from the start of `ids` that the region holds, by bisection: what is held of a
+        chain is its beginning. Each look asks for the block before as well: a single look would
+        find something that is not there in one bisection of fifteen."""
+        self._void()
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high + 1) // 2
+            here, before = ids[middle - 1], ids[max(0, middle - 2)]
+            if self._holds(here, now) and self._holds(before, now):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _void(self) -> None:
+        if self._losses != self._digest.losses:
+            self._losses = self._digest.losses
+            self._sent.clear()
+
+    def _holds(self, one: bytes, now: float) -> bool:
+        sent_at = self._sent.get(one)
+        if sent_at is not None and now - sent_at <= SENT_S:
+            return True
+        return self._digest.holds(one)
+
+
+def split_ids(joined: bytes) -> list[bytes]:
+    return [joined[at : at + ID_BYTES] for at in range(0, len(joined), ID_BYTES)]
+
+
+def counts_of(frame: RegionPrefixes) -> Mapping[bytes, float]:
+    return dict(zip(split_ids(frame.hot), frame.counts, strict=False))

@@ -1,0 +1,85 @@
+"""One region as one edge sees it, without I/O: fed with frames and outcomes, read as a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.status import STALE_S, RegionStatus
+from core.types import ModelName, RegionName
+from edge.routing.cache import Digest, RegionCache
+from edge.routing.health import Breaker, Outgoing, Recovery, RoundTrip
+from edge.routing.placement import RegionView
+
+
+class Heard:
+    """What a region says of itself, as it came; the same for every edge that hears it."""
+
+    def __init__(self) -> None:
+        self.status: RegionStatus | None = None
+        self.at = 0.0
+        self.connected = False
+        self.digest = Digest()
+        self.recovery = Recovery()
+
+    def take(self, status: RegionStatus, now: float) -> None:
+        self.connected = True
+        self.at = now
+        self.recovery.heard(now)
+        old = self.status
+        if old is None or old.epoch != status.epoch:
+            self.digest.clear()
+        if old is None or old.epoch != status.epoch or old.sequence < status.sequence:
+            self.status = status
+
+    def cut(self, now: float) -> None:
+        """Its stream is over."""
+        self.connected = False
+        self.recovery.lost(now)
+
+
+class SeenRegion:
+    """A region in one edge's eyes: what it says, and what this edge knows better."""
+
+    def __init__(
+        self,
+        name: RegionName,
+        trip_s: float,
+        configured: frozenset[ModelName],
+        weight: int,
+        heard: Heard,
+    ) -> None:
+        self.name = name
+        self.heard = heard
+        self.cache = RegionCache(heard.digest)
+        self.breaker = Breaker()
+        self.outgoing = Outgoing()
+        self.trip = RoundTrip(trip_s)
+        self._configured = configured
+        self._weight = weight
+
+    def sent(self, ids: Sequence[bytes], work_s: float, now: float) -> None:
+        """A request goes there that its status cannot show yet."""
+        self.outgoing.add(work_s, now)
+        self.cache.sent(ids, now)
+
+    def view(self, now: float, stale_s: float = STALE_S) -> RegionView:
+        heard = self.heard
+        age = now - heard.at if heard.status is not None else None
+        here = heard.connected and age is not None and age < stale_s
+        if not here:
+            heard.recovery.lost(now)
+        return RegionView(
+            name=self.name,
+            round_trip_s=self.trip.seconds,
+            configured=self._configured,
+            fresh=here and heard.recovery.trusted(now),
+            age_s=age,
+            status=heard.status,
+            cache=self.cache,
+            broken=self.breaker.open(now),
+            sent_s=self.outgoing.left(now),
+            ramp=heard.recovery.ramp(now),
+            returned=heard.recovery.returned(now),
+            weight=self._weight,
+            at=now,
+        )

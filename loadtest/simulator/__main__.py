@@ -1,0 +1,115 @@
+"""`python -m loadtest.simulator`: routing judged on public traces, in virtual time.
+
+Takes about four minutes on two cores. Exit status: 0, 1 when a figure is below its floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.bench import chart, probe, report
+from loadtest.bench.figures import Figure
+from loadtest.simulator import bench
+from loadtest.simulator.bench import OURS, Played
+from loadtest.simulator.traces import TRACES
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    some = bench.cells(options.seed, options.traces)
+    if options.quick:
+        some = [one for one in some if one.policy == OURS and one.place == "equal round trips"]
+    played = bench.play_all(some, options.processes, say)
+    found = bench.figures(played)
+    return write(found, played, options)
+
+
+def write(found: Sequence[Figure], played: Sequence[Played], options: argparse.Namespace) -> int:
+    """JSON, table, chart; the exit status."""
+    said = shlex.join(sys.argv[1:])
+    command = "make bench-routing" + (f" ARGS={shlex.quote(said)}" if said else "")
+    machine, versions = probe.describe(), {"python": platform.python_version()}
+    table = _figures(found) + "\n" + _cells(played) + f"\n`{command}` on {machine}.\n"
+    build = PROJECT / "build" / "bench"
+    files = {
+        build / "bench-routing.json": report.as_json(command, machine, versions, found),
+        build / "bench-routing.md": table.encode(),
+        (PROJECT / "docs" / "bench" if options.chart else build) / "routing.svg": drawing(
+            played, options.seed
+        ).encode(),
+    }
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    say("\n" + table)
+    say("written: " + ", ".join(os.path.relpath(path) for path in files))
+    return int(any(figure.fails for figure in found))
+
+
+def drawing(played: Sequence[Played], seed: int) -> str:
+    """Mean time to the first token of every policy, a panel for each trace and load."""
+    panels: list[tuple[str, dict[str, float]]] = []
+    for trace in TRACES:
+        for place in ("equal round trips", "even", "skewed"):
+            bars = {
+                one.cell.policy: 1000 * one.summary.mean_ttft_s
+                for one in sorted(played, key=lambda one: one.cell.policy != OURS)
+                if (one.cell.trace, one.cell.place) == (trace, place)
+            }
+            if bars:
+                panels.append((f"{trace}, {place}, ms", bars))
+    note = f"16 edges, 8 regions of 4,000 blocks of 512 tokens, status 1 s old, seed {seed}"
+    return chart.svg("Mean time to the first token, simulated", note, panels, OURS)
+
+
+def _figures(found: Sequence[Figure]) -> str:
+    lines = ["| figure | measured | target | floor | |", "|---|---|---|---|---|"]
+    for one in found:
+        sign = "≤" if one.smaller_is_better else "≥"
+        about = f" ({one.about})" if one.about else ""
+        lines.append(
+            f"| {one.name} | **{one.value:.3g} {one.unit}**{about} | {sign} {one.target:g}"
+            f" | {sign} {one.floor:g} | {one.verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cells(played: Sequence[Played]) -> str:
+    lines = [
+        "| trace | load | policy | hit / infinite | busiest / mean | TTFT mean, s | p99 | spill |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in sorted(played, key=lambda one: one.cell.name):
+        cell, of = one.cell, one.summary
+        lines.append(
+            f"| {cell.trace} | {cell.place} | {cell.policy} | {of.hit_of_infinite:.3f}"
+            f" | {of.busiest:.2f} | {of.mean_ttft_s:.3f} | {of.p99_ttft_s:.2f} | {of.spilled:.1%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-routing", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--traces", nargs="+", choices=tuple(TRACES), default=tuple(TRACES))
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--quick", action="store_true", help="our own policy, equal round trips")
+    parser.add_argument("--chart", action="store_true", help="write the picture to docs/bench")
+    return parser.parse_args(arguments)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
