@@ -69,6 +69,6 @@ doctor: ## is this machine fit?
 setup: ## only .venv
 	@$(PY) -m deploy.setup_env
 
-clean: ## remove .venv, .skerry and everything that was built
-	@rm -rf .venv .skerry build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, .peers, .skerry and everything that was built
+	@rm -rf .venv .peers .skerry build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

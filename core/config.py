@@ -7,26 +7,26 @@ refused with file, line and the nearest known key (`core.config_locate`).
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import secrets as _secrets
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from core.config_locate import explain
+from core.config_check import complaints, not_finite
+from core.config_locate import explain, line_of
+from core.config_secrets import read_secret
 from core.errors import ConfigError
-from core.types import ModelName, RegionName, Role
+from core.types import BLOCK_TOKENS, ModelName, RegionName, Role
 
 VERSION = 1
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Secrets(_Section, frozen=True):
     """References, never values: `file:PATH` (relative to the state folder, made at first start)
-    or `env:NAME`."""
+    or `env:NAME` (must be set for every process, never made)."""
 
     region: str = "file:region.secret"
     """Shared by edges, routers and nodes: opens the internal ports."""
@@ -46,11 +46,11 @@ class Secrets(_Section, frozen=True):
 class Routing(_Section, frozen=True):
     depth: _Positive = 2
     """Blocks of 512 bytes of prompt text that make the route key."""
-    short_prompt_bytes: int = 1024
+    short_prompt_bytes: _Count = 1024
     """A prompt below this is answered by the nearest region: reading it again is cheaper than
     travelling."""
     load_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.5
-    load_margin_s: float = 10.0
+    load_margin_s: _Amount = 10.0
     """A region is full above max(load_ratio × mean, mean + load_margin_s) seconds of work."""
     expose_nodes: bool = False
     """Answer with x-skerry-prefill and x-skerry-decode."""
@@ -72,8 +72,8 @@ class Limits(_Section, frozen=True):
 
 
 class Scripted(_Section, frozen=True):
-    step_ms: float = 0.0
-    prefill_tokens_per_s: float = 0.0
+    step_ms: _Amount = 0.0
+    prefill_tokens_per_s: _Amount = 0.0
     repeat: bool = False
     block_bytes: _Positive = 4096
 
@@ -85,7 +85,7 @@ class Model(_Section, frozen=True):
     aliases: tuple[str, ...] = ()
     context: _Positive | None = None
     """Tokens of prompt and answer together; the model's own limit when absent."""
-    engine: str = "torch"
+    engine: Literal["torch", "scripted"] = "torch"
     """torch, or scripted: no weights, plays the prompt back (rehearsals and fault tests)."""
     scripted: Scripted | None = None
     residency: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Edge(_Section, frozen=True):
     name: _Name
     listen: str = "127.0.0.1:8787"
     place: str = ""
-    round_trip_ms: dict[str, float] = {}
+    round_trip_ms: dict[str, _Amount] = {}
     """To each region; the nearest one is the smallest."""
 
 
@@ -107,11 +107,11 @@ class Node(_Section, frozen=True):
     host: str = "127.0.0.1"
     """Where the KV data socket listens; its port is chosen by the system and told in tickets."""
     threads: _Positive = 1
-    kv_tokens: _Positive = 16384
+    kv_tokens: Annotated[int, msgspec.Meta(ge=2 * BLOCK_TOKENS)] = 16384
     max_sequences: _Positive = 32
     max_step_tokens: _Positive = 512
-    dtype: str = "auto"
-    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu"] = "auto"
     speculate: bool = True
     """Guess what repeats and check several tokens in one pass, where that is faster. The text is
     the same either way."""
@@ -126,7 +126,7 @@ class Region(_Section, frozen=True):
     """Where this region's nodes come in."""
     place: str = ""
     weight: _Positive = 100
-    split_min_tokens: int = 256
+    split_min_tokens: _Count = 256
     """A remainder of a prompt below this is read by the decode node itself."""
 
 
@@ -189,14 +189,7 @@ class World:
     def secret(self, which: str) -> bytes:
         """The secret named `which` of `[secrets]`; a missing file is made, readable by us only."""
         reference: str = getattr(self.topology.secrets, which)
-        kind, _, rest = reference.partition(":")
-        if kind == "env":
-            if rest not in os.environ:
-                raise ConfigError(f"secret {which!r}: environment variable {rest} is not set")
-            return _fit_secret(os.environ[rest], f"environment variable {rest}")
-        if kind == "file":
-            return _file_secret(self.state / rest)
-        raise ConfigError(f"secret {which!r}: {reference!r} is neither file:PATH nor env:NAME")
+        return read_secret(which, reference, self.state)
 
     def model_source(self, name: str) -> str:
         """`source` of a model, with a relative path made absolute."""
@@ -208,11 +201,18 @@ class World:
 
 def load(path: Path, *, state: Path) -> World:
     """Read and check a topology. Raises ConfigError."""
+    return World(topology=parse(read(path), name=str(path)), path=path.resolve(), state=state)
+
+
+def read(path: Path) -> str:
+    """The text of a topology file. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    return World(topology=parse(text, name=str(path)), path=path.resolve(), state=state)
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not TOML: byte {error.start} is not UTF-8") from error
 
 
 def parse(text: str, *, name: str = "topology") -> Topology:
@@ -223,123 +223,18 @@ def parse(text: str, *, name: str = "topology") -> Topology:
         raise ConfigError(f"{name}: not TOML: {error}") from error
     if raw.get("version") != VERSION:
         raise ConfigError(
-            f"{name}: version is {raw.get('version')!r}; this release reads version {VERSION}"
+            f"{name}:{line_of(text, ('version',))}: version is {raw.get('version')!r}; "
+            f"this release reads version {VERSION}"
         )
+    for complaint in not_finite(raw):
+        raise ConfigError(f"{name}:{line_of(text, complaint.path)}: {complaint.what}")
     try:
         topology = msgspec.convert(raw, Topology)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}:{explain(str(error), text, raw, Topology)}") from error
-    _check(topology, name)
+    for complaint in complaints(topology):
+        raise ConfigError(f"{name}:{line_of(text, complaint.path)}: {complaint.what}")
     return topology
-
-
-def _check(topology: Topology, name: str) -> None:
-    """What types cannot say: names are unique and every reference leads somewhere."""
-
-    def refuse(what: str) -> NoReturn:
-        raise ConfigError(f"{name}: {what}")
-
-    everyone = [
-        *(edge.name for edge in topology.edges),
-        *(region.name for region in topology.regions),
-        *(node.name for region in topology.regions for node in region.nodes),
-    ]
-    for one in everyone:
-        if everyone.count(one) > 1:
-            refuse(f"the name {one!r} is used more than once")
-    labels = [*topology.models, *(a for m in topology.models.values() for a in m.aliases)]
-    for label in labels:
-        if labels.count(label) > 1:
-            refuse(f"the model name or alias {label!r} is used more than once")
-    known = {region.name for region in topology.regions}
-    for edge in topology.edges:
-        for region_name in edge.round_trip_ms:
-            if region_name not in known:
-                refuse(
-                    f"edge {edge.name!r} has a round trip to {region_name!r}, which is no region"
-                )
-    for what, names in [
-        *((f"namespace {key!r}", regions) for key, regions in topology.residency.items()),
-        *((f"model {key!r}", model.residency) for key, model in topology.models.items()),
-    ]:
-        for region_name in names:
-            if region_name not in known:
-                refuse(f"the residency of {what} names {region_name!r}, which is no region")
-    for key, regions in topology.residency.items():
-        if not regions:
-            refuse(f"the residency of namespace {key!r} is empty: it could be served nowhere")
-    for region in topology.regions:
-        for node in region.nodes:
-            if node.model not in topology.models:
-                refuse(f"node {node.name!r} serves {node.model!r}, which is not under [models]")
-            if node.host in ("0.0.0.0", "::"):
-                refuse(f"node {node.name!r}: peers send KV to {node.host}, no address to dial")
-        for model in {node.model for node in region.nodes}:
-            roles = {node.role for node in region.nodes if node.model == model}
-            if roles == {Role.PREFILL}:
-                refuse(f"region {region.name!r} has no node that can decode {model!r}")
-    if not topology.edges or not topology.regions or not topology.models:
-        refuse("a world needs at least one edge, one region and one model")
-    for owner, address in _addresses(topology):
-        try:
-            host, _ = split_address(address)
-        except ConfigError as error:
-            refuse(f"{owner}: {error}")
-        if not (topology.routing.network_trusted or _is_loopback(host)):
-            refuse(
-                f"{owner} listens on {address}, in plaintext and without keys; keep to loopback, "
-                "or set routing.network_trusted = true where the network keeps others out"
-            )
-
-
-def _addresses(topology: Topology) -> Iterator[tuple[str, str]]:
-    for edge in topology.edges:
-        yield f"edge {edge.name!r}", edge.listen
-    for region in topology.regions:
-        yield f"region {region.name!r}", region.http
-        yield f"region {region.name!r}", region.grpc
-        for node in region.nodes:
-            yield f"node {node.name!r}", f"{node.host}:0"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """("127.0.0.1", 8787) of "127.0.0.1:8787"."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def _file_secret(path: Path) -> bytes:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = path.with_name(f"{path.name}.{_secrets.token_hex(4)}")
-        fresh.touch(mode=0o600)
-        fresh.write_text(_secrets.token_urlsafe(32), encoding="ascii")
-        try:
-            path.hardlink_to(fresh)  # the first of several processes wins
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink()
-    return _fit_secret(path.read_text(encoding="utf-8", errors="replace"), str(path))
-
-
-def _fit_secret(text: str, where: str) -> bytes:
-    """Secrets travel in headers: printable ASCII. Raises ConfigError, which does not quote it."""
-    text = text.strip()
-    if len(text) < 16 or not (text.isascii() and text.isprintable()):
-        raise ConfigError(f"{where}: a secret needs at least 16 characters, printable ASCII")
-    return text.encode()
 
 
 _T = TypeVar("_T", Edge, Region)

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+Step = str | int
+Path = tuple[Step, ...]
+"""Keys and places in arrays, from the root of a topology."""
+
 _WHERE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]+)`")
+_CHOICE = re.compile(r"^Invalid enum value '?(?P<given>.*?)'?$")
 _STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+)\]|\[(?P<any>\.\.\.)\]")
 _TABLE = re.compile(r"^\s*(?P<open>\[\[?)\s*(?P<name>[^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"^\s*(?P<key>[A-Za-z0-9_-]+|\"[^\"]+\")\s*(=|\.)")
@@ -22,58 +28,99 @@ def explain(complaint: str, text: str, raw: dict[str, Any], root: type[msgspec.S
     """ "LINE: what is wrong (did you mean …?)" for a message of msgspec.convert."""
     where = _WHERE.search(complaint)
     what = complaint[: where.start()] if where else complaint
-    path = _steps(where["path"]) if where else []
-    unknown = _UNKNOWN.search(what)
-    if unknown is None:
-        return f"{_line(text, path)}: {_dotted(path)}{what[0].lower()}{what[1:]}"
-    field = unknown["field"]
-    known = _fields_at(root, path)
-    near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
-    line = _line(text, _find_unknown(raw, path, field))
-    return f"{line}: {_dotted(path)}unknown key {field!r}; {hint}"
+    path = _spelled(_steps(where["path"]) if where else (), complaint, raw, root)
+    unknown, choice = _UNKNOWN.search(what), _CHOICE.search(what)
+    if unknown is not None:
+        field = unknown["field"]
+        what = f"unknown key {field!r}; {_nearest(field, _fields_at(root, path))}"
+        return f"{line_of(text, (*path, field))}: {_dotted(path)}{what}"
+    if choice is not None:
+        known = ", ".join(sorted(_choices_at(root, path)))
+        what = f"unknown value {choice['given']!r}; known here: {known}"
+    return f"{line_of(text, path)}: {_dotted(path)}{what[0].lower()}{what[1:]}"
 
 
-def _steps(path: str) -> list[str | int]:
-    steps: list[str | int] = []
+def _nearest(given: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+
+
+def _spelled(path: Path, complaint: str, raw: Any, root: type[msgspec.Struct]) -> Path:
+    """`path` with the key in place of each "...", which stands for any key of a mapping: the one
+    that brings the same complaint alone."""
+    for position, step in enumerate(path):
+        if step != "...":
+            continue
+        before = path[:position]
+        table = _at(raw, before)
+        for key in table if isinstance(table, dict) else ():
+            alone = _replaced(raw, before, {key: table[key]})
+            if _complaint(alone, root) == complaint:
+                path, raw = (*before, key, *path[position + 1 :]), alone
+                break
+    return path
+
+
+def _complaint(raw: Any, root: type[msgspec.Struct]) -> str:
+    try:
+        msgspec.convert(raw, root)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
+
+
+def _at(raw: Any, path: Path) -> Any:
+    for step in path:
+        raw = raw[step]
+    return raw
+
+
+def _replaced(raw: Any, path: Path, value: Any) -> Any:
+    """A copy of `raw` with `value` at `path`."""
+    if not path:
+        return value
+    copy = raw.copy()
+    copy[path[0]] = _replaced(raw[path[0]], path[1:], value)
+    return copy
+
+
+def _steps(path: str) -> Path:
+    steps: list[Step] = []
     for step in _STEP.finditer(path):
         if step["index"] is not None:
             steps.append(int(step["index"]))
         else:
             steps.append(step["key"] or "...")
-    return steps
+    return tuple(steps)
 
 
-def _dotted(path: list[str | int]) -> str:
+def _dotted(path: Path) -> str:
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
     return f"{text.lstrip('.')}: " if text else ""
 
 
-def _find_unknown(raw: Any, path: list[str | int], field: str) -> list[str | int]:
-    """The path of `field`; a mapping's "..." step is any key under which the field stands."""
-    node, found = raw, []
-    for step in path:
-        if step == "..." and isinstance(node, dict):
-            step = next((k for k, v in node.items() if isinstance(v, dict) and field in v), "...")
-        found.append(step)
-        try:
-            node = node[step]
-        except (KeyError, IndexError, TypeError):
-            return [*found, field]
-    return [*found, field]
-
-
-def _fields_at(root: Any, path: list[str | int]) -> list[str]:
-    kind = msgspec.inspect.type_info(root)
-    for step in path:
-        kind = _step_into(kind, step)
-    fields = getattr(_struct(kind), "fields", ())
+def _fields_at(root: Any, path: Path) -> list[str]:
+    fields = getattr(_struct(_kind_at(root, path)), "fields", ())
     return [field.encode_name for field in fields]
 
 
-def _step_into(kind: Any, step: str | int) -> Any:
+def _choices_at(root: Any, path: Path) -> list[str]:
+    """The values of an enumeration or a literal."""
+    kind = _kind_at(root, path)
+    values: Iterable[object] = getattr(_first(kind, "values"), "values", ())
+    return [str(one) for one in values or getattr(_first(kind, "cls"), "cls", ())]
+
+
+def _kind_at(root: Any, path: Path) -> Any:
+    kind = msgspec.inspect.type_info(root)
+    for step in path:
+        kind = _step_into(kind, step)
+    return kind
+
+
+def _step_into(kind: Any, step: Step) -> Any:
     if isinstance(step, int):
         return getattr(_first(kind, "item_type"), "item_type", kind)
     if step == "..." or not hasattr(_struct(kind), "fields"):
@@ -96,11 +143,11 @@ def _first(kind: Any, attribute: str) -> Any:
     return kind
 
 
-def _line(text: str, path: list[str | int]) -> int:
+def line_of(text: str, path: Path) -> int:
     """The line of the deepest part of `path` that the text spells out; 1 when none does."""
     best, depth = 1, 0
-    table: list[str | int] = []
-    counts: dict[tuple[str | int, ...], int] = {}
+    table: Path = ()
+    counts: dict[Path, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         head = _TABLE.match(line)
         if head:
@@ -110,22 +157,27 @@ def _line(text: str, path: list[str | int]) -> int:
             key = _KEY.match(line)
             if key is None:
                 continue
-            here = [*table, key["key"].strip('"')]
-        if len(here) > depth and here == path[: len(here)]:
-            best, depth = number, len(here)
+            here = (*table, key["key"].strip('"'))
+        common = _common(here, path)
+        if common > depth:
+            best, depth = number, common
     return best
 
 
-def _table_path(
-    name: str, counts: dict[tuple[str | int, ...], int], *, array: bool
-) -> list[str | int]:
+def _common(one: Path, other: Path) -> int:
+    """How many steps two paths share from the start."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _table_path(name: str, counts: dict[Path, int], *, array: bool) -> Path:
     parts = [a or b for a, b in re.findall(r'"([^"]+)"|([A-Za-z0-9_-]+)', name)]
-    path: list[str | int] = []
+    path: Path = ()
     for position, part in enumerate(parts):
-        path.append(part)
-        spelled = tuple(path)
+        path = (*path, part)
+        spelled = path
         if array and position == len(parts) - 1:
             counts[spelled] = counts.get(spelled, -1) + 1
         if spelled in counts:
-            path.append(counts[spelled])
+            path = (*path, counts[spelled])
     return path

@@ -104,3 +104,15 @@ Told = RegionStatus | RegionPrefixes
 def status_decoder() -> FrameDecoder[Told]:
     """A decoder for one status stream."""
     return FrameDecoder[Told](Told)
+
+
+def as_json(status: RegionStatus) -> bytes:
+    """For people and scripts: every field is there, also one that holds its default, which the
+    frames leave out."""
+    return msgspec.json.encode(_spelled_out(status))
+
+
+def _spelled_out(value: object) -> object:
+    if isinstance(value, msgspec.Struct):
+        return {name: _spelled_out(one) for name, one in msgspec.structs.asdict(value).items()}
+    return [_spelled_out(one) for one in value] if isinstance(value, tuple) else value

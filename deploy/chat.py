@@ -12,61 +12,84 @@ from deploy.client import Answer, AskFailed, Turn, ask
 class Chat:
     """Keeps the turns; each question is sent with all that came before it."""
 
-    def __init__(
-        self, base: str, model: str, max_tokens: int | None, temperature: float | None
-    ) -> None:
+    def __init__(self, base: str, model: str, max_tokens: int, temperature: float) -> None:
         self._base = base
         self._model = model
         self._max_tokens = max_tokens
         self._temperature = temperature
         self._turns: list[Turn] = []
+        self._line_open = False
 
     def run(self, prompt: str | None) -> None:
-        """Answer `prompt`, or what stdin holds, or one line after another from a terminal.
-        Raises AskFailed."""
-        with httpx.Client(trust_env=False) as client:
-            if prompt is not None:
-                self._ask(client, prompt)
-            elif not sys.stdin.isatty():
-                self._ask(client, sys.stdin.read())
-            else:
-                self._converse(client)
+        """Answer `prompt`, or what stdin holds, or one line after another from a terminal. The
+        last line is ended whatever happens. Raises AskFailed."""
+        try:
+            with httpx.Client(trust_env=False) as client:
+                if prompt is not None:
+                    self._ask(client, prompt)
+                elif not sys.stdin.isatty():
+                    self._ask(client, _piped(sys.stdin.buffer.read()))
+                else:
+                    self._converse(client)
+        finally:
+            self._end_line()
 
     def _converse(self, client: httpx.Client) -> None:
         print(f"{self._model} at {self._base}; an empty line or Ctrl-D ends the conversation")
         while True:
+            self._line_open = True  # Ctrl-C and Ctrl-D leave the cursor behind the prompt
             try:
                 line = input("> ").strip()
             except EOFError:
-                print()
                 return
+            self._line_open = False
             if not line:
                 return
             try:
                 self._ask(client, line)
             except AskFailed as failure:
-                print(f"\n{failure}")
-                self._turns.pop()
+                self._end_line()
+                print(failure)
 
     def _ask(self, client: httpx.Client, prompt: str) -> None:
-        self._turns.append(Turn("user", prompt))
+        """A question that fails is forgotten."""
+        if not prompt.strip():
+            raise AskFailed("nothing was asked: the question is empty")
+        turns = [*self._turns, Turn("user", prompt)]
         answer = ask(
             client,
             self._base,
             model=self._model,
-            turns=self._turns,
-            show=_stream,
+            turns=turns,
+            show=self._stream,
             max_tokens=self._max_tokens,
             temperature=self._temperature,
         )
-        self._turns.append(Turn("assistant", answer.text))
-        print()
+        self._turns = [*turns, Turn("assistant", answer.text)]
+        self._line_open = True  # also after an empty answer
+        self._end_line()
+        if answer.finish == "length" and sys.stderr.isatty():
+            print(
+                f"(cut off after {answer.completion_tokens} tokens: --max-tokens)", file=sys.stderr
+            )
         if sys.stdout.isatty():
             print(f"\x1b[2m{_footer(answer)}\x1b[0m")
 
+    def _stream(self, piece: str) -> None:
+        self._line_open = True  # first: Ctrl-C may come right after the piece
+        print(piece, end="", flush=True)
 
-def _stream(piece: str) -> None:
-    print(piece, end="", flush=True)
+    def _end_line(self) -> None:
+        if self._line_open:
+            print(flush=True)
+        self._line_open = False
+
+
+def _piped(given: bytes) -> str:
+    try:
+        return given.decode()
+    except UnicodeDecodeError as error:
+        raise AskFailed(f"standard input is not UTF-8 text: byte {error.start}") from error
 
 
 def _footer(answer: Answer) -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from core.errors import ConfigError
 
+JSON_HEADERS = {"content-type": "application/json"}
 TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 
 
@@ -200,9 +201,15 @@ def ask(
     if stop:
         body["stop"] = list(stop)
     url = f"{base.rstrip('/')}/v1/chat/completions"
+    try:
+        content = msgspec.json.encode(body)
+    except UnicodeEncodeError as error:  # Python's way to keep what it could not decode
+        raise AskFailed("what was asked is not UTF-8 text") from error
     builder = AnswerBuilder(time.monotonic())
     try:
-        with client.stream("POST", url, json=body, timeout=TIMEOUT) as response:
+        with client.stream(
+            "POST", url, content=content, headers=JSON_HEADERS, timeout=TIMEOUT
+        ) as response:
             if not response.is_success:
                 response.read()
                 raise AskFailed(refusal(response))

@@ -21,16 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy.sizes import ENV_CUDA_MB, ENV_MB, ENV_TEST_MB, FETCH_MB
+
 OLDEST = (3, 11)
 NEWEST_TESTED = (3, 12)
 NEWEST_WITH_TORCH = (3, 14)
 
 WORLD_MB = 3500
 """Resident memory of the default world while it answers."""
-ENV_MB = 2000
-"""Disk for `.venv` with a CPU build of torch."""
-ENV_CUDA_MB = 9000
-"""The same with a CUDA build."""
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,12 +132,15 @@ def check_disk(machine: Machine) -> Finding:
         return Finding(WARN, "disk", "free disk space could not be read")
     if machine.env_ready:
         return Finding(OK, "disk", f"{free / 1000:.1f} GB free, .venv exists already")
-    text = f"{free / 1000:.1f} GB free, .venv takes about {ENV_MB / 1000:.1f} GB"
-    if free < ENV_MB:
+    text = (
+        f"{free / 1000:.1f} GB free, .venv takes {ENV_MB / 1000:.1f} GB, "
+        f"{ENV_TEST_MB / 1000:.1f} GB with what the tests need"
+    )
+    if free < ENV_MB + FETCH_MB:  # what is fetched lies beside it for a while
         return Finding(FAIL, "disk", text, "make room, or clone into a larger disk")
     if free < ENV_CUDA_MB and machine.gpu:
         return Finding(
-            WARN, "disk", f"{text}, and {ENV_CUDA_MB / 1000:.0f} GB with a CUDA build of PyTorch"
+            WARN, "disk", f"{text}, {ENV_CUDA_MB / 1000:.0f} GB with a CUDA build of PyTorch"
         )
     return Finding(OK, "disk", text)
 
@@ -286,4 +287,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -8,17 +8,19 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 def curl(base: str, model: str) -> str:
     return (
         f"curl -N {base}/v1/chat/completions -H 'content-type: application/json' -d \\\n"
-        f'  \'{{"model": "{model}", "stream": true, '
+        f'  \'{{"model": "{model}", "stream": true, "temperature": 0, '
         f'"messages": [{{"role": "user", "content": "{QUESTION}"}}]}}\''
     )
 
 
 def python(base: str, model: str) -> str:
     return (
-        "from openai import OpenAI\n"
+        "from openai import OpenAI  # pip install openai\n"
         f'client = OpenAI(base_url="{base}/v1", api_key="none")\n'
         f'question = [{{"role": "user", "content": "{QUESTION}"}}]\n'
-        f'answer = client.chat.completions.create(model="{model}", messages=question)\n'
+        "answer = client.chat.completions.create(\n"
+        f'    model="{model}", messages=question, temperature=0\n'
+        ")\n"
         "print(answer.choices[0].message.content)"
     )
 

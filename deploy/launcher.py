@@ -9,7 +9,6 @@ is started again.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from deploy import toml_write
 from deploy.ports import resolve
 from deploy.process import PAUSES, Pauses, Process, Spec, describe_exit
 from deploy.ready import Probe, edge_urls, router_urls
-from deploy.state import FOLDER, Say, StateFolder, claim, claim_any
+from deploy.state import FOLDER, Say, StateFolder, claim, claim_any, folder_name
 
 START_S = 120.0
 """A world that is not ready after this has failed."""
@@ -75,16 +74,18 @@ def run_world(
     restart: bool = True,
     start_s: float = START_S,
     pauses: Pauses = PAUSES,
+    draw: Say = lambda _: None,
 ) -> Iterator[LocalWorld]:
     """The world of a topology file, up and watched. Raises ConfigError, LaunchFailed.
 
-    `state` is a state folder of one's own; without it one under `root` is chosen by the world's
-    name. With `restart` False a process that ends stays down.
+    `draw` is told who is still waited for, many times a second. `state` is a state folder of one's
+    own; without it one under `root` is chosen by the world's name. With `restart` False a process
+    that ends stays down.
     """
     described = load(topology, state=state or root)
     with ExitStack() as stack:
         folder = stack.enter_context(
-            claim(state) if state else claim_any(root, _folder_name(described), say)
+            claim(state) if state else claim_any(root, folder_name(described.topology.name), say)
         )
         resolved = resolve(_self_contained(described))
         for move in resolved.moves:
@@ -95,7 +96,7 @@ def run_world(
         for which in ("region", "fleet"):
             world.secret(which)  # made here once rather than by many processes at the same moment
         processes = stack.enter_context(running(_specs(world, folder), say=say, pauses=pauses))
-        _wait_until_ready(world.topology, processes, say, start_s)
+        _wait_until_ready(world.topology, processes, say, draw, start_s)
         for process in processes.values():
             process.revive = restart
         local = LocalWorld(world, processes, folder.logs)
@@ -127,10 +128,6 @@ def resident_mb(pid: int) -> int:
             with suppress(psutil.NoSuchProcess):
                 total += one.memory_info().rss
     return total // 1_000_000
-
-
-def _folder_name(world: World) -> str:
-    return re.sub(r"[^A-Za-z0-9-]+", "-", world.topology.name).strip("-") or "world"
 
 
 def _self_contained(world: World) -> Topology:
@@ -199,7 +196,7 @@ def _end_all(processes: list[Process]) -> None:
 
 
 def _wait_until_ready(
-    topology: Topology, processes: Mapping[str, Process], say: Say, start_s: float
+    topology: Topology, processes: Mapping[str, Process], say: Say, draw: Say, start_s: float
 ) -> None:
     started = time.monotonic()
     with httpx.Client(trust_env=False) as client:
@@ -210,6 +207,7 @@ def _wait_until_ready(
                 spent = time.monotonic() - started
                 memory = resident_mb(process.pid)
                 say(f"  {spent:5.1f} s  {process.spec.kind:<6}  {name:<14} {memory:>5} MB")
+            draw(f"  {time.monotonic() - started:5.1f} s  waiting for {_names(probe.missing)}")
             for process in processes.values():
                 if process.exit_code is not None:
                     raise LaunchFailed(_obituary(process))
@@ -217,12 +215,15 @@ def _wait_until_ready(
                 return
             if time.monotonic() - started > start_s:
                 late = probe.missing
-                who = ", ".join(late) or "a region's model"
                 raise LaunchFailed(
-                    f"not ready after {start_s:.0f} s: {who}"
+                    f"not ready after {start_s:.0f} s: {_names(late)}"
                     + "".join(f"\n{_log_end(processes[name])}" for name in late[:1])
                 )
             time.sleep(POLL_S)
+
+
+def _names(missing: Sequence[str]) -> str:
+    return ", ".join(missing) or "a region's model"
 
 
 def _obituary(process: Process) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from core.config import Topology, split_address
+from core.address import split_address
+from core.config import Topology
 from core.errors import ConfigError
 
 TRIES = 200

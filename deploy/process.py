@@ -64,6 +64,12 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+def with_sources() -> dict[str, str]:
+    """Our environment, in which Python finds the modules of this project first."""
+    places = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
 class Process:
     """`link` is the pipe end that tells the child when the launcher is gone (deploy.child)."""
 
@@ -112,10 +118,6 @@ class Process:
 
     def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "deploy.child", str(self._link), self.spec.module]
-        environment = {**os.environ, **self.spec.environment}
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-        )
         with self.spec.log.open(mode) as log:
             return subprocess.Popen(
                 [*command, *self.spec.arguments],
@@ -124,7 +126,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._link,),
                 start_new_session=True,
-                env=environment,
+                env={**with_sources(), **self.spec.environment},
             )
 
     def _watch(self) -> None:

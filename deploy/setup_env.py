@@ -27,14 +27,11 @@ from urllib.parse import unquote, urlsplit
 
 from deploy.doctor import DEFAULT_TOPOLOGY, FAIL, examine, find_gpu, inspect_machine
 from deploy.progress import Progress
+from deploy.sizes import MODEL_MB, NODE_MB, TEST_MB, TOOLS_MB, TORCH_CUDA_MB, TORCH_MB
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ".venv"
 STAMP = "skerry-stamp.json"
-
-# Downloads in MB, measured with the pinned versions on Linux x86-64.
-TOOLS_MB, NODE_MB, TEST_MB, MODEL_MB = 3, 46, 253, 93  # TEST: of it 198 MB triton
-TORCH_MB, TORCH_CUDA_MB = 200, 2740
 
 
 class SetupFailed(Exception):
@@ -265,4 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before the first step
+        sys.exit(130)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ import msgspec
 from core.errors import ConfigError
 
 FOLDER = Path(".skerry")
+DEFAULT_EDGE = "http://127.0.0.1:8787"
 BESIDE = 9
 """Worlds of one name that may run beside each other."""
 
@@ -33,6 +35,11 @@ class Current(msgspec.Struct, frozen=True):
     edges: dict[str, str]
     """URL of each edge by name."""
     regions: dict[str, str]
+
+
+def folder_name(world: str) -> str:
+    """A folder's name for a world's: `.skerry/` + this is where its state is by default."""
+    return re.sub(r"[^A-Za-z0-9-]+", "-", world).strip("-") or "world"
 
 
 class StateFolder:
@@ -99,6 +106,11 @@ def running(root: Path) -> Iterator[Current]:
         except (OSError, msgspec.MsgspecError):  # ended, being written, or of another release
             continue
         yield current
+
+
+def first_edge(root: Path = FOLDER) -> str:
+    """The first edge of the first world that runs under `root`, else the usual address."""
+    return next((url for world in running(root) for url in world.edges.values()), DEFAULT_EDGE)
 
 
 def _try_claim(folder: Path) -> StateFolder | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
 import msgspec
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from core.status import NodeStatus, RegionStatus
 from deploy.client import AskFailed, unreachable
 from deploy.ready import router_view
+from deploy.screen import Screen
 
 
 class RegionView(msgspec.Struct, frozen=True):
@@ -89,16 +91,20 @@ def edge_view(base: str) -> EdgeView:
         raise AskFailed(f"{base} is not a Skerry edge: {error}") from error
 
 
-def status_table(regions: Sequence[RegionView]) -> Table:
-    table = Table(header_style="bold")
-    for head in ("region", "node", "role", "model", "state"):
-        table.add_column(head, no_wrap=True)
-    for head in ("running", "waiting", "KV blocks", "made", "read", "cached"):
-        table.add_column(head, justify="right", no_wrap=True)
+HEADS = ("region", "node", "role", "model", "state", "running", "waiting", "KV blocks",
+         "made", "read", "cached")  # fmt: skip
+FIRST_NUMBER = HEADS.index("running")
+LEFT_OUT_FIRST = ("model", "read", "made", "cached", "waiting", "KV blocks", "role")
+"""What goes first when the terminal is narrow."""
+
+
+def status_rows(regions: Sequence[RegionView]) -> list[tuple[str, ...]]:
+    """A row of cells for each node, and one for each region that has none."""
+    rows: list[tuple[str, ...]] = []
     for region in regions:
         nodes = region.status.nodes if region.status else ()
-        for node in nodes:
-            table.add_row(
+        rows += [
+            (
                 region.name,
                 node.name,
                 node.role,
@@ -111,21 +117,61 @@ def status_table(regions: Sequence[RegionView]) -> Table:
                 str(node.computed_prompt_tokens),
                 str(node.cached_prompt_tokens),
             )
+            for node in nodes
+        ]
         if not nodes:
-            table.add_row(region.name, "–", "–", "–", f"{region.state}, no node")
+            row = (region.name, "–", "–", "–", f"{region.state}, no node")
+            rows.append(row + ("–",) * (len(HEADS) - len(row)))
+    return rows
+
+
+def status_lines(regions: Sequence[RegionView]) -> Iterator[str]:
+    """For a pipe: heads and rows, each cell without blanks, one blank or more between them."""
+    rows = [HEADS, *status_rows(regions)]
+    cells = [[cell.replace(", ", ",").replace(" ", "_") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        pairs = zip(row, widths, strict=True)
+        yield "  ".join(cell.ljust(width) for cell, width in pairs).rstrip()
+
+
+def status_table(regions: Sequence[RegionView], width: int) -> Table:
+    """At most `width` wide where that can be: columns are left out for it, and the table says
+    which."""
+    rows = status_rows(regions)
+    widths = {
+        head: max(map(len, (head, *(row[place] for row in rows)))) + 2
+        for place, head in enumerate(HEADS)
+    }
+    hidden: list[str] = []
+    for head in LEFT_OUT_FIRST:
+        if sum(widths.values()) - 2 <= width:
+            break
+        del widths[head]
+        hidden.append(head)
+    table = Table(
+        header_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left",
+        caption=f"left out on {width} columns: {', '.join(hidden)}" if hidden else None,
+    )  # fmt: skip
+    shown = [place for place, head in enumerate(HEADS) if head in widths]
+    for place in shown:
+        justify: JustifyMethod = "right" if place >= FIRST_NUMBER else "left"
+        table.add_column(HEADS[place], justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[place] for place in shown))
     return table
 
 
 def wait_and_draw(
-    client: httpx.Client, routers: Mapping[str, str], *, live: bool, period_s: float
+    client: httpx.Client, routers: Mapping[str, str], screen: Screen, *, period_s: float
 ) -> None:
     """Draw until interrupted; without a terminal a line is printed when it changes."""
     line, last = LiveLine(), ""
     while True:
         text = line.text(world_load(client, routers), time.monotonic())
-        if live:
-            print(f"\r\x1b[K  {text}", end="", flush=True)
+        if screen.live:
+            screen.draw(f"  {text}")
         elif text != last:
-            print(f"  {text}", flush=True)
+            screen.say(f"  {text}")
         last = text
         time.sleep(period_s)

@@ -11,43 +11,47 @@ from core.config import Topology
 from core.errors import ConfigError
 from deploy.hints import QUESTION, curl, indented, python
 from deploy.launcher import LocalWorld, ended_by_signals, run_world
+from deploy.screen import Screen
+from deploy.state import first_edge
 from deploy.status import wait_and_draw
 
 
 def up(topology: Path, state: Path | None) -> None:
     """Returns after Ctrl-C, SIGTERM or SIGHUP, with everything stopped. Raises ConfigError."""
-    live = sys.stdout.isatty()
+    screen = Screen(sys.stdout)
+    screen.say(f"Starting the world of {topology}; nodes load their models")
     started = False
     try:
-        with ended_by_signals(), run_world(topology, say=_say, state=state) as world:
+        with (
+            ended_by_signals(),
+            run_world(topology, say=screen.say, draw=screen.draw, state=state) as world,
+        ):
             started = True
-            _welcome(world)
+            screen.draw("")
+            screen.say(welcome(world, usual_edge=first_edge()))
             with httpx.Client(trust_env=False) as client:
-                wait_and_draw(client, world.routers, live=live, period_s=1.0)
+                wait_and_draw(client, world.routers, screen, period_s=1.0)
     except KeyboardInterrupt:
         if not started:
+            screen.draw("")
             raise ConfigError(
                 "stopped before the world was ready; nothing is left running"
             ) from None
-        print("\nstopped; nothing is left running", flush=True)
+        screen.say("\nstopped; nothing is left running")
 
 
-def _say(line: str) -> None:
-    """Above the live line, when there is one."""
-    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
-
-
-def _welcome(world: LocalWorld) -> None:
+def welcome(world: LocalWorld, *, usual_edge: str) -> str:
+    """What one can do now. `usual_edge` is where `skerry chat` goes when it is told nothing."""
     topology = world.world.topology
-    first = next(iter(world.edges.values()))
-    print(f"\nReady, {world.resident_mb_total()} MB in all. Logs: {world.logs}")
+    first, model = next(iter(world.edges.values())), _model(topology)
+    lines = [f"\nReady, {world.resident_mb_total()} MB in all. Logs: {world.logs}"]
     for edge in topology.edges:
         place = f" ({edge.place})" if edge.place else ""
-        print(f"  {world.edges[edge.name]}  edge {edge.name}{place}")
-    print("\nAsk it:\n" + indented(curl(first, _model(topology))))
-    print(indented(python(first, _model(topology))))
-    print(f"  .venv/bin/skerry chat '{QUESTION}'\n")
-    print("Ctrl-C stops everything.", flush=True)
+        lines.append(f"  {world.edges[edge.name]}  edge {edge.name}{place}")
+    elsewhere = "" if usual_edge == first else f" --edge {first}"
+    lines += ["\nAsk it:", indented(curl(first, model)), indented(python(first, model))]
+    lines += [f"  .venv/bin/skerry chat{elsewhere} '{QUESTION}'\n", "Ctrl-C stops everything."]
+    return "\n".join(lines)
 
 
 def _model(topology: Topology) -> str:

@@ -7,9 +7,7 @@ socket, a server, and an orderly end.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import importlib.util
-import ipaddress
 import logging
 import signal
 import socket
@@ -22,9 +20,11 @@ from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
 from core import log
-from core.config import Edge, World, split_address
+from core.address import split_address
+from core.config import Edge, World
 from core.errors import ConfigError
 from core.metrics import EdgeMetrics, StatusCollector
+from core.release import release
 from core.types import RegionName
 from edge.admission import Admission
 from edge.api.exchange import Desk
@@ -61,10 +61,9 @@ async def open_edge(
     Raises ConfigError.
     """
     topology, edge = world.topology, world.topology.edge(name)
-    _refuse_open_networks(world, edge)
     registry = CollectorRegistry()
     metrics = EdgeMetrics(registry)
-    version = _version()
+    version = release()
     secret, fleet_key = world.secret("region"), world.secret("fleet")
     async with new_session() as session, asyncio.TaskGroup() as tasks:
         clients: dict[RegionName, RegionClient] = {
@@ -195,37 +194,6 @@ def _listen(edge: Edge) -> socket.socket:
         )
     except OSError as error:
         raise ConfigError(f"{edge.listen} cannot be listened on: {error.strerror}") from error
-
-
-def _refuse_open_networks(world: World, edge: Edge) -> None:
-    """Plaintext and callers without keys stay on loopback unless the operator says otherwise."""
-    if world.topology.routing.network_trusted:
-        return
-    for what, address in [
-        (f"edge {edge.name} listens on", edge.listen),
-        *((f"region {one.name} is reached at", one.http) for one in world.topology.regions),
-    ]:
-        if not _is_loopback(split_address(address)[0]):
-            raise ConfigError(
-                f"{what} {address} without encryption; set routing.network_trusted = true if that"
-                " network is yours alone"
-            )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("skerry")
-    except importlib.metadata.PackageNotFoundError:
-        return "checkout"  # run from a folder of sources
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -116,6 +116,7 @@ class Gateway:
             ids=chain.ids(),
             ends=chain.ends[1:],
             bytes_per_token=self._tokens.of(request.model),
+            hot=key.depth > self._routing.depth,
             allowed=self._residency(request.namespace, request.model),
             draws=(random.random(), random.random()),
         )

@@ -19,6 +19,7 @@ import msgspec
 
 from core.errors import IncompleteStream, RegionUnavailable, RequestError, VersionSkew
 from core.events import Event, event_decoder
+from core.naps import Nap
 from core.status import Told, status_decoder
 from core.types import WIRE_VERSION, GenerateRequest, RegionName, RequestId
 
@@ -140,8 +141,9 @@ class HttpRegionClient:
         request = asyncio.ensure_future(self._request(method, path, body))
         try:
             while not request.done():
-                await asyncio.wait({request}, timeout=_LOOK_S)
-                if not request.done() and lost():
+                look = Nap(_LOOK_S)
+                await asyncio.wait({request}, timeout=look.seconds)
+                if not request.done() and not look.overslept and lost():
                     raise RegionUnavailable(f"region {self._name} does not answer")
             answer = request.result()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -162,11 +164,12 @@ class HttpRegionClient:
     async def _read(self, answer: aiohttp.ClientResponse, lost: Callable[[], bool]) -> bytes:
         """What has come, at least one byte; b"" at the end."""
         while True:
+            look = Nap(_LOOK_S)
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(look.seconds):
                     return await answer.content.readany()
             except TimeoutError as error:
-                if lost():
+                if not look.overslept and lost():
                     raise RegionUnavailable(f"region {self._name} went silent") from error
             except (aiohttp.ClientError, OSError) as error:
                 raise IncompleteStream(f"the stream from region {self._name} was cut") from error

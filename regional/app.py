@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import secrets
 import signal
@@ -16,10 +15,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from core import log as logs
-from core.config import Region, World, split_address
+from core.address import split_address
+from core.config import Region, World
 from core.errors import ConfigError
 from core.metrics import RouterMetrics, StatusCollector, render
 from core.models.source import resolve_source
+from core.release import release
 from core.status import RegionStatus
 from core.text.model import load_text
 from core.types import ModelName, RegionName, Role
@@ -45,7 +46,7 @@ class RouterApp:
         self._region = region
         self._models = tuple(texts)
         self._epoch = secrets.token_hex(8)
-        self._release = _release()
+        self._release = release()
         self._registry = CollectorRegistry()
         self._metrics = RouterMetrics(self._registry)
         StatusCollector(self._registry, lambda: (self._status(),))
@@ -92,6 +93,7 @@ class RouterApp:
         """Refuse new requests, let running ones end within `grace_s`, close all connections."""
         await self.router.drain(grace_s)
         await self._running.aclose()
+        self._reader.close()
 
     async def _start_grpc(self, starting: AsyncExitStack) -> int:
         _check_free(self._region.grpc)
@@ -200,10 +202,3 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
     if not task.cancelled():
         task.result()
-
-
-def _release() -> str:
-    try:
-        return importlib.metadata.version("skerry")
-    except importlib.metadata.PackageNotFoundError:
-        return "unreleased"  # run from a source tree

@@ -1,8 +1,11 @@
 """Who is in the region now, and how much work the router has sent to each node.
 
 Membership follows sessions: a node is in from its Join until its stream ends or three heartbeats
-are missed. A node that joins again replaces its old self. Work is counted at dispatch and given
-back when it ends, never read back from a heartbeat, which is a second old when it matters.
+are missed. A node that joins again replaces its old self, known by its epoch; another process with
+the name of one that still beats is refused, or the two would evict each other for ever.
+
+Work is counted at dispatch and given back when it ends, never read back from a heartbeat, which is
+a second old when it matters.
 """
 
 from __future__ import annotations
@@ -198,6 +201,11 @@ class Cluster:
         if [offer.model for offer in offers] != [expected.model]:
             raise InvalidRequest(f"node {join.name!r} must offer exactly {expected.model!r}")
         replaced = self._members.get(session.name)
+        if replaced is not None and self._holds_name(replaced, join):
+            raise InvalidRequest(
+                f"the name {join.name!r} is in use by pid {replaced.session.join.pid}, which beats;"
+                f" pid {join.pid} may have it when that is gone"
+            )
         member = Member(session, expected.role, offers)
         member.last_heard = self._clock()
         self._members[session.name] = member
@@ -240,6 +248,11 @@ class Cluster:
 
     def view(self) -> ClusterView:
         return ClusterView(tuple(member.view() for member in self._members.values()))
+
+    def _holds_name(self, member: Member, newcomer: pb.Join) -> bool:
+        """Does it live, and is it somebody else? A process that dials again is the same one."""
+        beats = self._clock() - member.last_heard <= self._patience_s
+        return beats and not member.session.ended and member.session.join.epoch != newcomer.epoch
 
     def _current(self, session: NodeSession) -> Member | None:
         member = self._members.get(session.name)

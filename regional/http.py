@@ -24,7 +24,7 @@ from core.errors import (
 )  # fmt: skip
 from core.events import encode_frame
 from core.metrics import CONTENT_TYPE
-from core.status import RegionStatus
+from core.status import as_json
 from core.types import WIRE_VERSION, GenerateRequest, RequestId
 from regional.router import Router
 from regional.status import PrefixesSeen, Publisher
@@ -110,9 +110,9 @@ class RegionHttp:
     async def _status_stream(self, http: web.Request) -> web.StreamResponse:
         self._check_secret(http)
         answer = _frames()
-        await answer.prepare(http)
         seen, told = 0, PrefixesSeen()
         try:
+            await answer.prepare(http)
             while True:
                 seen, frame = await self._publisher.next_frame(seen)
                 told, prefixes = self._publisher.prefix_frame(told)
@@ -131,8 +131,8 @@ class RegionHttp:
         return web.json_response({"status": text}, status=200 if ready else 503)
 
     async def _status(self, _http: web.Request) -> web.Response:
-        status: RegionStatus = self._publisher.snapshot()
-        return web.Response(body=msgspec.json.encode(status), content_type="application/json")
+        body = as_json(self._publisher.snapshot())
+        return web.Response(body=body, content_type="application/json")
 
     async def _metrics_page(self, _http: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"content-type": CONTENT_TYPE})

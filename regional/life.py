@@ -39,7 +39,7 @@ class _Gone:
 
 class Life:
     """`attempts` is the router's table of whom to tell about which attempt; `read` is called when
-    a prompt has been read."""
+    a prompt has been read, with the request as it came."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Life:
         attempts: MutableMapping[str, Life],
         number: Callable[[], int],
         metrics: RouterMetrics,
-        read: Callable[[Reading, Placed], None],
+        read: Callable[[GenerateRequest, Reading, Placed], None],
     ) -> None:
         self.request = request
         self.closing: Done | Fault | None = None
@@ -225,7 +225,7 @@ class Life:
         for _, seat in _seats(placed):
             seat.charge.prompt_read()
         if self._reading is not None:
-            self._read(self._reading, placed)
+            self._read(self.request, self._reading, placed)
         self._dispatcher.poke()
 
     def _announce(self, attempt: Attempt) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
@@ -16,6 +17,10 @@ from core.types import BLOCK_TOKENS, GenerateRequest, Message, ModelName, Sampli
 
 OFF_LOOP_CHARS = 4096
 """A prompt longer than this is encoded in a thread: it would hold up every stream for over 1 ms."""
+HUGE_CHARS = 65536
+"""Prompts longer than this have threads of their own, so that shorter ones need not wait long."""
+READERS = 2
+"""Threads that read long prompts, and as many for huge ones."""
 _TURN_CHARS = 64
 """What a template takes for a turn, in characters of text that take as long."""
 
@@ -29,13 +34,18 @@ class TextModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]: ...
+    def encode_chat(
+        self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+    ) -> list[int]: ...
 
-    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]: ...
+    def encode_prompt(
+        self, prompt: str | Sequence[int], *, at_most: int | None = None
+    ) -> list[int]: ...
 
 
 class Reading:
-    """A request that was read: `request` has the model's canonical name and no text left."""
+    """A request that was read: `request` has the model's canonical name and nothing left of its
+    text, nor of what the edge said about it for the region alone."""
 
     def __init__(self, request: GenerateRequest, token_ids: list[int]) -> None:
         self.request = request
@@ -53,11 +63,19 @@ class Reading:
 
 
 class Reader:
-    """Reads the requests of one region. `texts` has an entry for each model that it serves."""
+    """Reads the requests of one region. `texts` has an entry for each model that it serves.
+    Its threads start with the first long prompt; `close` ends them."""
 
     def __init__(self, topology: Topology, texts: Mapping[ModelName, TextModel]) -> None:
         self._topology = topology
         self._texts = texts
+        self._long = ThreadPoolExecutor(READERS, "read-long")
+        self._huge = ThreadPoolExecutor(READERS, "read-huge")
+
+    def close(self) -> None:
+        """Nothing is read any more; a thread ends with the prompt that it reads."""
+        for pool in (self._long, self._huge):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def context(self, model: ModelName) -> int:
         """Tokens of prompt and answer together."""
@@ -69,14 +87,26 @@ class Reader:
         """Raises ModelNotFound, InvalidRequest, TemplateRefused or ContextLengthExceeded."""
         model = self._model(request.model)
         text = self._texts[model]
+        context = self.context(model)
         _known_ids(request.sampling, text.vocab_size)
-        if _size(request) > OFF_LOOP_CHARS:
-            token_ids = await asyncio.to_thread(_encode, text, request)
+        _few_turns(request, context)
+        if request.prompt is not None and not isinstance(request.prompt, str):
+            self._fitting(request, len(request.prompt), context)  # ids need no reading to be many
+        size = _size(request)
+        if size > OFF_LOOP_CHARS:
+            pool = self._huge if size > HUGE_CHARS else self._long
+            loop = asyncio.get_running_loop()
+            token_ids = await loop.run_in_executor(pool, _encode, text, request, context)
         else:
-            token_ids = _encode(text, request)
-        sampling = self._fitting(request, len(token_ids), self.context(model))
+            token_ids = _encode(text, request, context)
         bare = msgspec.structs.replace(
-            request, model=model, messages=(), prompt=None, sampling=sampling
+            request,
+            model=model,
+            messages=(),
+            prompt=None,
+            sampling=self._fitting(request, len(token_ids), context),
+            route_chain=b"",
+            route_ends=(),
         )
         return Reading(bare, token_ids)
 
@@ -132,10 +162,24 @@ def _known_ids(sampling: Sampling, vocab_size: int) -> None:
                 )
 
 
-def _encode(text: TextModel, request: GenerateRequest) -> list[int]:
+def _few_turns(request: GenerateRequest, context: int) -> None:
+    """Raises ContextLengthExceeded for more turns and calls than the context has tokens: rendering
+    them takes longer than anything that could come of it."""
+    turns = len(request.messages)
+    if turns <= context:
+        turns += sum(len(message.tool_calls) for message in request.messages)
+    if turns > context:
+        raise ContextLengthExceeded(
+            f"the conversation has {turns} messages and calls; prompt and answer together may have"
+            f" {context} tokens",
+            param="messages",
+        )
+
+
+def _encode(text: TextModel, request: GenerateRequest, context: int) -> list[int]:
     if request.prompt is not None:
-        return text.encode_prompt(request.prompt)
-    return text.encode_chat(request.messages, rendered_at=request.rendered_at)
+        return text.encode_prompt(request.prompt, at_most=context)
+    return text.encode_chat(request.messages, rendered_at=request.rendered_at, at_most=context)
 
 
 def _size(request: GenerateRequest) -> int:

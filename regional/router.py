@@ -19,12 +19,14 @@ from core.errors import (
     Draining,
     IncompleteStream,
     InternalError,
+    InvalidRequest,
     RequestError,
     from_fault,
     to_fault,
 )  # fmt: skip
 from core.events import Done, encode_frame
 from core.metrics import RouterMetrics
+from core.naps import nap
 from core.types import GenerateRequest, RequestId
 from regional.cluster import Cluster
 from regional.dispatch import Dispatcher, Placed
@@ -173,14 +175,14 @@ class Router:
             self._observe(life.closing)
         self._changed()
 
-    def _prompt_read(self, reading: Reading, placed: Placed) -> None:
+    def _prompt_read(self, request: GenerateRequest, reading: Reading, placed: Placed) -> None:
         member = self.cluster.find(placed.placement.decode)
         offer = member.view().offer(reading.request.model) if member is not None else None
         if offer is None:
             return  # the node left while it read: nothing of it is held
         hashes = reading.hashes(offer.fingerprint)
-        stands = standing_blocks(reading.request, hashes, len(reading.token_ids))
-        self._prefixes.read(request_ids(reading.request), stands)
+        stands = standing_blocks(request, hashes, len(reading.token_ids))
+        self._prefixes.read(request_ids(request), stands)
 
     def _observe(self, done: Done) -> None:
         usage, timings, metrics = done.usage, done.timings, self._metrics
@@ -195,12 +197,17 @@ class Router:
     async def watch(self) -> None:
         """Lose the nodes that fall silent. Runs until cancelled."""
         while True:
-            await asyncio.sleep(self._limits.heartbeat_s / 2)
+            if not await nap(self._limits.heartbeat_s / 2):
+                continue  # what they said meanwhile is still to be read
             for session in self.cluster.silent():
                 self._lose(session, "three heartbeats were missed")
 
     def joined(self, session: NodeSession) -> None:
-        replaced = self.cluster.join(session)
+        try:
+            replaced = self.cluster.join(session)
+        except InvalidRequest as error:
+            log.warning("a node is refused: %s", error)
+            raise
         if replaced is not None:
             self._forget(replaced, "the node joined again")
         self.index.join(session.name, limit=sum(m.blocks for m in session.join.models))

@@ -35,7 +35,8 @@ ALLOWED = {"loadtest/bench/transformers_worker.py": ("torch",)}
 FORBIDDEN_IN_VOCABULARY = (*HEAVY, *ENGINE, "core.text", "grpc", "tokenizers", "jinja2", "numpy")
 # What runs before anything is installed.
 STANDARD_LIBRARY_ONLY = ("deploy/__init__.py", "deploy/doctor.py", "deploy/setup_env.py",
-                         "deploy/progress.py", "deploy/child.py")  # fmt: skip
+                         "deploy/progress.py", "deploy/child.py", "deploy/sizes.py",
+                         "deploy/cli.py")  # fmt: skip
 
 # Package → what must not be loaded when all its modules are.
 NOT_LOADED: dict[str, tuple[str, ...]] = {

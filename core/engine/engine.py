@@ -89,6 +89,8 @@ class Engine:
         self._runner = runner
         self._depth = depth
         self._handles: deque[tuple[StepPlan, StepHandle]] = deque()
+        self._clock = clock
+        self._stepping_since = 0.0
         self._landed = landed
         self._reported = self.stats()
 
@@ -115,12 +117,19 @@ class Engine:
         """Is a step being computed?"""
         return bool(self._handles)
 
+    @property
+    def stepping_s(self) -> float:
+        """How long the oldest step has been computed by now; 0 without one."""
+        return self._clock() - self._stepping_since if self._handles else 0.0
+
     def fill(self) -> None:
         """Give the runner as many steps as there are and it may have."""
         while len(self._handles) < self._depth:
             plan = self.scheduler.plan()
             if plan is None:
                 break
+            if not self._handles:
+                self._stepping_since = self._clock()
             handle = self._runner.submit(plan)
             self._handles.append((plan, handle))
             if self._landed is not None:
@@ -130,6 +139,7 @@ class Engine:
         """Wait for the oldest step and take its result."""
         plan, handle = self._handles.popleft()
         result = handle.result()
+        self._stepping_since = self._clock()
         self.scheduler.apply(result)
         self._cost.note(plan, result.seconds)
         self._decode_rate.note(plan, result)

@@ -51,6 +51,8 @@ class Link:
     def __init__(self, sock: socket.socket, *, outbox_bytes: int = OUTBOX_BYTES) -> None:
         sock.setblocking(False)
         self.closed = False
+        self.sent_at = time.monotonic()
+        """When the last message went out, or was kept for later."""
         self._sock = sock
         self._decoder = command_decoder()
         self._outbox = bytearray()
@@ -60,6 +62,7 @@ class Link:
         """Raises InternalError when the front has not read for too long."""
         for message in messages:
             self._outbox += encode_frame(message)
+            self.sent_at = time.monotonic()
         self._flush()
         if len(self._outbox) > self._outbox_bytes:
             raise InternalError(f"the front leaves {len(self._outbox)} bytes unread")

@@ -214,7 +214,13 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped", tag_fiel
     stats: EngineStats
 
 
-RankMessage = Loading | Ready | LoadFailed | Reserved | SequenceFailed | Stepped
+class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="kind"):
+    """The rank lives. Sent when nothing else has been for PULSE_S, also while a step computes."""
+
+
+PULSE_S = 2.0
+
+RankMessage = Loading | Ready | LoadFailed | Reserved | SequenceFailed | Stepped | Pulse
 
 
 def command_decoder() -> FrameDecoder[Command]:

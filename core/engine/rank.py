@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import msgspec
 
@@ -20,13 +21,15 @@ from core import log
 from core.engine.drafter import PromptLookup
 from core.engine.engine import Engine
 from core.engine.link import Bell, Link
-from core.engine.messages import LoadFailed, Loading, RankConfig, Ready
+from core.engine.messages import PULSE_S, LoadFailed, Loading, Pulse, RankConfig, Ready
 from core.engine.plan import LoadedModel, Runner
-from core.errors import ConfigError, SkerryError
+from core.errors import ConfigError, InternalError, SkerryError
 
 _log = logging.getLogger("skerry.rank")
 
 _PROGRESS_STEP = 0.01
+STUCK_S = 600.0
+"""A step that takes longer than this will not end any more."""
 
 EXIT_CONFIG = 2
 EXIT_LOAD = 3
@@ -129,7 +132,10 @@ def _run(config: RankConfig, link: Link, bell: Bell, runner: Runner, loaded: Loa
     link.send_with_descriptor(ready, loaded.memory_fd)
     rehearsal = config.engine == "scripted"
     while not engine.stopping:
-        wait_s = engine.scheduler.expires_in
+        quiet_s = time.monotonic() - link.sent_at
+        wait_s = max(0.0, PULSE_S - quiet_s)
+        if (expires_s := engine.scheduler.expires_in) is not None:
+            wait_s = min(wait_s, expires_s)
         for command in link.receive(wait=True, bell=bell, at_most_s=wait_s):
             engine.handle(command)
         if link.closed:
@@ -139,6 +145,10 @@ def _run(config: RankConfig, link: Link, bell: Bell, runner: Runner, loaded: Loa
         engine.scheduler.expire()
         engine.fill()  # first, so that what follows happens while the next step is computed
         link.send(*engine.messages())
+        if engine.stepping_s > STUCK_S:
+            raise InternalError(f"a step has not ended in {STUCK_S:g} s")
+        if time.monotonic() - link.sent_at >= PULSE_S:
+            link.send(Pulse())
         if rehearsal and not engine.busy:
             engine.scheduler.roster.check_integrity()
     return 0

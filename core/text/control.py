@@ -85,7 +85,7 @@ class ChatEncoder:
             for piece in pieces
         )
         ids: list[int] = []
-        for token in self._twin.encode(text, add_special_tokens=False).ids:
+        for token in encode(self._twin, text):
             if token in self._controls and token not in self._twin_ids:
                 ids += self._spelled(token)
             else:
@@ -98,9 +98,16 @@ class ChatEncoder:
         return [
             letter
             for char in text
-            for letter in self._twin.encode(char, add_special_tokens=False).ids
+            for letter in encode(self._twin, char)
             if letter not in self._controls
         ]
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of `text` and nothing around it. As a batch of one: only of batches does the library let
+    other threads run meanwhile, and a long text takes seconds."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _secret_name() -> str:

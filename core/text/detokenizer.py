@@ -86,7 +86,7 @@ class TokenTable:
         if token is None or token_id in self._hidden:
             return b""
         try:
-            return bytes(_BYTE_OF[char] for char in token)
+            return bytes(BYTE_OF[char] for char in token)
         except KeyError:  # an added token stands for its own text
             return token.encode()
 
@@ -168,4 +168,4 @@ def _byte_letters() -> Mapping[str, int]:
     return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_letters()
+BYTE_OF = _byte_letters()

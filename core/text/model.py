@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import InvalidRequest
+from core.errors import ContextLengthExceeded, InvalidRequest
 from core.text import from_folder, from_gguf
-from core.text.control import ChatEncoder, control_tokens
+from core.text.bound import TokenBound
+from core.text.control import ChatEncoder, control_tokens, encode
 from core.text.detokenizer import TokenTable
 from core.text.logprobs import LogprobLine
 from core.text.parts import TextParts
@@ -43,6 +44,7 @@ class TextModel:
         self._chat_begin = parts.chat_begin
         self._tokenizer = parts.tokenizer
         self._encoder = ChatEncoder(parts.tokenizer, controls)
+        self._bound = TokenBound(parts.tokenizer)
         self._table = TokenTable(parts.tokenizer)
         self._template = (
             None
@@ -54,10 +56,13 @@ class TextModel:
             )
         )
 
-    def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+    ) -> list[int]:
         """Ids of a conversation up to where the assistant speaks.
 
-        `rendered_at` (Unix seconds) is the template's now. Raises InvalidRequest, TemplateRefused.
+        `rendered_at` (Unix seconds) is the template's now. Raises InvalidRequest, TemplateRefused,
+        and ContextLengthExceeded for what surely has more than `at_most` tokens, before it is read.
         """
         if self._template is None:
             raise InvalidRequest(
@@ -65,17 +70,24 @@ class TextModel:
                 "/v1/completions instead",
                 param="messages",
             )
-        ids = self._encoder.encode(self._template.render(messages, rendered_at=rendered_at))
+        pieces = self._template.render(messages, rendered_at=rendered_at)
+        if at_most is not None:
+            self._refuse_unread("".join(piece.text for piece in pieces), at_most, "messages")
+        ids = self._encoder.encode(pieces)
         return self._with_begin(ids, add=self._chat_begin)
 
-    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+    def encode_prompt(
+        self, prompt: str | Sequence[int], *, at_most: int | None = None
+    ) -> list[int]:
         """Ids of a raw prompt, in which the texts of special tokens mean those tokens.
 
         Ids are taken as they are once they are known to be in the vocabulary. Raises
-        InvalidRequest.
+        InvalidRequest, and ContextLengthExceeded for a text as `encode_chat` does.
         """
         if isinstance(prompt, str):
-            ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+            if at_most is not None:
+                self._refuse_unread(prompt, at_most, "prompt")
+            ids = encode(self._tokenizer, prompt)
             ids = self._with_begin(ids, add=self.add_begin)
         else:
             ids = list(prompt)
@@ -106,6 +118,15 @@ class TextModel:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids as an answer would show it: without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _refuse_unread(self, text: str, at_most: int, param: str) -> None:
+        least = self._bound.least_tokens(text)
+        if least > at_most:
+            raise ContextLengthExceeded(
+                f"the prompt has at least {least} tokens; prompt and answer together may have"
+                f" {at_most}",
+                param=param,
+            )
 
     def _with_begin(self, ids: list[int], *, add: bool) -> list[int]:
         """`ids` after one begin token if `add`; a text that brings its own gets no second one."""

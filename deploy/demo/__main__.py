@@ -18,6 +18,7 @@ from deploy.doctor import DEFAULT_TOPOLOGY
 from deploy.hints import curl, indented
 from deploy.launcher import LocalWorld, ended_by_signals, run_world
 from deploy.ready import router_view
+from deploy.screen import Screen
 from deploy.state import FOLDER
 
 MODEL = "smollm2"
@@ -25,13 +26,14 @@ MAX_TOKENS = 60
 
 
 def main() -> int:
-    console = Console(highlight=False)
+    console, screen = Console(highlight=False), Screen(sys.stdout)
     logs = str(FOLDER)
     try:
         with ended_by_signals():
             console.print("Starting two edges and two regions on this machine")
             started = time.monotonic()
-            with run_world(DEFAULT_TOPOLOGY, say=_plainly) as world:
+            with run_world(DEFAULT_TOPOLOGY, say=screen.say, draw=screen.draw) as world:
+                screen.draw("")
                 logs = str(world.logs)
                 spent = time.monotonic() - started
                 console.print(f"  ready in {spent:.1f} s, {world.resident_mb_total()} MB in all\n")
@@ -75,10 +77,6 @@ def _ask(console: Console, client: httpx.Client, world: LocalWorld, one: Round) 
 def _stream(piece: str) -> None:
     sys.stdout.write(piece.replace("\n", "\n   "))
     sys.stdout.flush()
-
-
-def _plainly(line: str) -> None:
-    print(line, flush=True)
 
 
 def _close(console: Console, faults: Sequence[str], logs: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import HttpMethod, Request, Response, get, post, route
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, ExceptionHandlersMap
@@ -29,7 +29,9 @@ from edge.api.status_page import Outlook
 
 _Request = Request[Any, Any, Any]  # user, auth and state of the framework: none is used
 _JSON = "application/json"
-_TEXT = "text/plain; charset=utf-8"
+_TEXT = "text/plain"  # the framework names the charset
+_LOOK = [HttpMethod.GET, HttpMethod.HEAD]
+"""Of pages that a monitor asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,11 @@ class Pages:
     def handlers(self) -> list[HTTPRouteHandler]:
         """The routes that answer from what the edge knows."""
 
-        @get("/healthz")
+        @route("/healthz", http_method=_LOOK)
         async def healthz() -> Response[bytes]:
             return Response(b"ok\n", media_type=_TEXT)
 
-        @get("/readyz")
+        @route("/readyz", http_method=_LOOK)
         async def readyz() -> Response[bytes]:
             if self.outlook.ready():
                 return Response(b"ready\n", media_type=_TEXT)

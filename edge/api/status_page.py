@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from core.config import Edge, Topology
-from core.status import RegionStatus
+from core.status import as_json
 from core.types import ModelName
 from edge.admission import Admission
 from edge.api.openai import unknown_model
@@ -16,7 +16,7 @@ from edge.routing.regions import Regions
 class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: fresh, suspect (silent for three seconds or cut) or unknown (never heard).
 
-    `work_s` is what the load bound compares; `status` is the region's newest frame as it came.
+    `work_s` is what the load bound compares; `status` is what the region said last, spelled out.
     """
 
     name: str
@@ -25,7 +25,7 @@ class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None
     round_trip_ms: float
     work_s: float
-    status: RegionStatus | None
+    status: msgspec.Raw | None
 
 
 class StatusPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Outlook:
                     age_s=region.age_s,
                     round_trip_ms=region.round_trip_s * 1000,
                     work_s=region.work_s,
-                    status=region.status,
+                    status=msgspec.Raw(as_json(region.status)) if region.status else None,
                 )
                 for region in self._regions.view()
             ],

@@ -42,9 +42,13 @@ READ_WEIGHT = 5.0
 its blocks push others out of the cache. Judged by the simulator: with 1 a request runs away from a
 short queue at the place that holds its prefix, and everybody's time to the first token grows."""
 HOME_SLACK = 0.1
-"""Of the time that its reading takes: what a prompt that nobody holds may lose by going home."""
-HOMING_S = 1.0
-"""The mean cost to a request of bringing a prefix back to a home that was lost and has returned."""
+"""Of the time that its reading takes: what a prompt that nobody holds may lose on the way home."""
+HOME_WAIT = 0.01
+"""The same, by waiting there: otherwise cold prompts are what evens out the load."""
+HOMING_S = 0.1
+"""The mean cost to a request of bringing a hot prefix home that lives elsewhere."""
+HOMING_BACK_S = 1.0
+"""The same, of any prefix, while its home gathers again what it lost."""
 _FLOOR_S = 0.005
 """Added to distances before short prompts are drawn: no region is infinitely near."""
 
@@ -80,8 +84,9 @@ class RegionView:
 
     `status` None: never heard of. `age_s` is the time since its last frame. `fresh`: connected and
     heard of within `core.status.STALE_S`. `broken`: attempts there failed lately. `sent_s`: work
-    that this edge sent and the status cannot show yet. `ramp`: share of its fair load that it
-    should bear now; `returned`: it came back lately. `at`: the edge's clock at that moment.
+    that this edge sent and the status cannot show yet, less what it knows to be done. `ramp`:
+    share of its fair load that it should bear now; `returned`: it came back lately. `at`: the
+    edge's clock at that moment.
     """
 
     name: RegionName
@@ -101,17 +106,16 @@ class RegionView:
 
     @property
     def work_s(self) -> float:
-        if self.status is None:
-            return self.sent_s
-        status = self.status
-        return status.prefill_work_s + status.decode_work_s + status.queue_s + self.sent_s
+        return self.wait_s + (self.status.decode_work_s if self.status else 0.0)
 
     @property
     def wait_s(self) -> float:
         """Before a prompt that comes now is begun: the prompts that are in front of it."""
         if self.status is None:
-            return self.sent_s
-        return self.status.prefill_work_s + self.status.queue_s + self.sent_s
+            return max(0.0, self.sent_s)
+        # A region whose readers are busy counts their backlog into its queue's time as well.
+        published = max(self.status.prefill_work_s, self.status.queue_s)
+        return max(0.0, published + self.sent_s)
 
     @property
     def distance_s(self) -> float:
@@ -150,8 +154,8 @@ class Asked:
     """What the choice needs to know of a request. `walk`: the ring walk of its key.
 
     `ids` and `ends` describe its chain of text blocks (core.prefix): ids, and bytes covered by
-    each. `allowed`: the regions that its tenant or model may use, None for all. `draws`: two
-    numbers in [0, 1) for the choice of short prompts.
+    each. `hot`: its key went deeper than the usual depth. `allowed`: the regions that its tenant
+    or model may use, None for all. `draws`: two numbers in [0, 1).
     """
 
     model: ModelName
@@ -161,6 +165,7 @@ class Asked:
     ids: Sequence[bytes] = ()
     ends: Sequence[int] = ()
     bytes_per_token: float = BYTES_PER_TOKEN
+    hot: bool = False
     allowed: frozenset[RegionName] | None = None
     draws: tuple[float, float] = (0.5, 0.5)
 
@@ -267,16 +272,18 @@ def _fastest(
 def _goes_home(best: Option, at_home: Option, home: RegionView, asked: Asked) -> bool:
     """Whether the key's home is taken although `best` is faster.
 
-    A prompt of which `best` holds no more than home does goes home if that costs it little: edges
-    that cannot know of each other yet agree. One that another region holds since its home was
-    lost goes back now and then, the rarer the more it costs, while the home is new again: a prefix
-    that had to move does not stay away for ever. One that moved because its home was full needs no
-    help, for the home still holds it.
+    A prompt of which `best` holds no more than home does goes home if that is only a little
+    farther: edges that cannot know of each other yet agree. A busier home does not get it. One
+    that another region holds goes home now and then, the rarer the more it costs, when its
+    beginning is hot or its home was lost and is back: a prefix that had to move does not stay
+    away for ever, and regions stay evenly loaded.
     """
     extra = at_home.cost_s - best.cost_s
     if best.held_tokens <= at_home.held_tokens:
-        return extra <= HOME_SLACK * at_home.read_s
-    return home.returned and asked.draws[0] * extra < HOMING_S
+        idle = at_home.wait_s - best.wait_s <= HOME_WAIT * at_home.read_s
+        return idle and extra <= HOME_SLACK * at_home.read_s
+    most = HOMING_BACK_S if home.returned else HOMING_S if asked.hot else 0.0
+    return asked.draws[0] * extra < most
 
 
 def _candidates(walk: Sequence[Option]) -> list[Option]:

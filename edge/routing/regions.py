@@ -125,12 +125,12 @@ class Regions:
         """Its first delta has come."""
         seen = self._seen[sent.region]
         seen.breaker.succeeded()
-        seen.outgoing.take_back(sent.work_s, sent.at, self._clock())
+        seen.read(sent.work_s, sent.at, self._clock())
 
     def failed(self, sent: Sent, *, ill: bool) -> None:
         """The attempt came to nothing; `ill`: by the region's own fault."""
         seen, now = self._seen[sent.region], self._clock()
-        seen.outgoing.take_back(sent.work_s, sent.at, now)
+        seen.read(sent.work_s, sent.at, now)
         seen.cache.refused(sent.ids)
         if ill:
             seen.breaker.failed(now)

@@ -54,6 +54,8 @@ class SeenRegion:
         self.breaker = Breaker()
         self.outgoing = Outgoing()
         self.trip = RoundTrip(trip_s)
+        self._done_s = 0.0
+        self._done_at = 0.0
         self._configured = configured
         self._weight = weight
 
@@ -62,12 +64,22 @@ class SeenRegion:
         self.outgoing.add(work_s, now)
         self.cache.sent(ids, now)
 
+    def read(self, work_s: float, sent_at: float, now: float) -> None:
+        """A prompt that was sent there has been read, or never will be: the last frame still
+        counts it, if it was sent before that frame came."""
+        self.outgoing.take_back(work_s, sent_at, now)
+        if self._done_at != self.heard.at:
+            self._done_s, self._done_at = 0.0, self.heard.at
+        if sent_at < self.heard.at:
+            self._done_s += work_s
+
     def view(self, now: float, stale_s: float = STALE_S) -> RegionView:
         heard = self.heard
         age = now - heard.at if heard.status is not None else None
         here = heard.connected and age is not None and age < stale_s
         if not here:
             heard.recovery.lost(now)
+        done_s = self._done_s if self._done_at == heard.at else 0.0
         return RegionView(
             name=self.name,
             round_trip_s=self.trip.seconds,
@@ -77,7 +89,7 @@ class SeenRegion:
             status=heard.status,
             cache=self.cache,
             broken=self.breaker.open(now),
-            sent_s=self.outgoing.left(now),
+            sent_s=self.outgoing.left(now) - done_s,
             ramp=heard.recovery.ramp(now),
             returned=heard.recovery.returned(now),
             weight=self._weight,

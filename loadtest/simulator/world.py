@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core.config import Routing
-from core.prefix import key_of
+from core.prefix import RouteKey, key_of
 from core.status import RegionPrefixes, RegionStatus
 from core.types import RegionName
 from edge.routing.cache import counts_of
@@ -139,13 +139,14 @@ class World:
         for request in requests:
             now = request.at_s / speed
             self._until(now)
-            key = key_of(request.chain, KEY_DEPTH, self._hot.current.ids).digest
+            found = key_of(request.chain, KEY_DEPTH, self._hot.current.ids)
+            key = found.digest
             moved += keys.get(request.user, key) != key
             keys[request.user] = key
             outcome = Outcome(request, now)
             outcomes.append(outcome)
             edge = self._edge(request.user)
-            decision = self._choose(edge, request, key, now)
+            decision = self._choose(edge, request, found, now)
             outcome.reason = decision.reason
             self._attempt(outcome, edge, list(decision.candidates[:ATTEMPTS]), decision, now)
         if requests:
@@ -159,10 +160,10 @@ class World:
             self._hot_peak,
         )
 
-    def _choose(self, edge: Edge, request: Request, key: bytes, now: float) -> RouteDecision:
-        walk = self._walks.get(key)
+    def _choose(self, edge: Edge, request: Request, key: RouteKey, now: float) -> RouteDecision:
+        walk = self._walks.get(key.digest)
         if walk is None:
-            walk = self._walks[key] = self._ring.walk(key)
+            walk = self._walks[key.digest] = self._ring.walk(key.digest)
         chain = request.chain
         asked = Asked(
             model=MODEL,
@@ -171,6 +172,7 @@ class World:
             by_affinity=False,
             ids=chain.ids(),
             ends=chain.ends[1:],
+            hot=key.depth > KEY_DEPTH,
             draws=(self._chance.random(), self._chance.random()),
         )
         view = [region.view(now) for region in edge.regions.values()]

@@ -81,12 +81,18 @@ class _Choice:
         self._writer = text.writer(wanted.stop, spec.stop_ids, min_tokens=wanted.min_tokens)
         self._carry = ""
         self._skip = 0
+        self.ended_before: FinishReason | None = None
+        """What it was continued with is a whole answer already."""
         if spec.output_ids:  # a continued answer: its text up to here is known to the client
             self._skip = sum(p.chars_sent for p in request.resume if p.choice == spec.choice)
-            self._carry = self._unsent(self._writer.push(spec.output_ids, None).text)
+            written = self._writer.push(spec.output_ids, None)
+            self._carry = self._unsent(written.text)
+            self.tokens, self.ended_before = written.tokens, written.finish
 
     def absorb(self, output: TokenOutput) -> bytes:
         """Delta and Finish, as far as there are any."""
+        if self.ended_before is not None:
+            return self.close(self.ended_before)
         written = self._writer.push(output.token_ids, output.finish, output.scores)
         text = self._carry + self._unsent(written.text)
         self._carry = ""
@@ -105,6 +111,12 @@ class _Choice:
             self.ended = True
             frames += encode_frame(Finish(choice=self._index, reason=written.finish))
         return frames
+
+    def close(self, reason: FinishReason) -> bytes:
+        """The end, after what the client has not yet got of an answer that was whole before."""
+        self.ended = True
+        rest = encode_frame(Delta(choice=self._index, text=self._carry)) if self._carry else b""
+        return rest + encode_frame(Finish(choice=self._index, reason=reason))
 
     def _unsent(self, text: str) -> str:
         rest = text[self._skip :]
@@ -132,6 +144,17 @@ class Answer:
         self._placed_at = placed_at
         self._first_at: float | None = None
         self._computed_here = 0
+
+    def whole(self, *, now: float) -> Chunk | None:
+        """The answer's end, when all choices were whole before anything was generated here."""
+        reasons = [one.ended_before for one in self._choices]
+        frames = b""
+        for one, reason in zip(self._choices, reasons, strict=True):
+            if reason is None:
+                return None
+            frames += one.close(reason)
+        frames += encode_frame(self._done(now, now))
+        return Chunk(frames=frames, delta=True, cut=False, last=True)
 
     def absorb(self, choice: int, output: TokenOutput, *, now: float) -> Chunk:
         """The frames that `output` of that choice makes."""

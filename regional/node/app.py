@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +20,13 @@ from core.kv.transports.base import BlockMemory
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
 from core.models.source import resolve_source
+from core.release import release
 from core.text.model import TextModel, load_text
 from core.types import BLOCK_TOKENS
 from regional.node.front import Front
 from regional.node.identity import Identity
 from regional.node.prefill import Sending
-from regional.node.rank_link import RANK_COMMAND, Loaded, RankLink
+from regional.node.rank_link import PATIENCE, RANK_COMMAND, Loaded, Patience, RankLink
 from regional.node.receiving import Receiving
 from regional.node.session import RouterSession
 
@@ -51,6 +51,7 @@ class NodeSetup:
     source: Path
     router: str
     rank_command: Sequence[str] = RANK_COMMAND
+    patience: Patience = PATIENCE
 
 
 def run_node(world: World, name: str) -> int:
@@ -73,7 +74,8 @@ async def serve(setup: NodeSetup) -> int:
     stop = _Stop()
     loading = asyncio.create_task(asyncio.to_thread(load_text, setup.source))
     script = _script(setup.model, await loading) if setup.model.engine == "scripted" else None
-    link = await RankLink.start(rank_config(setup, script), command=setup.rank_command)
+    config = rank_config(setup, script)
+    link = await RankLink.start(config, command=setup.rank_command, patience=setup.patience)
     try:
         try:
             both = await stop.unless_stopped(_both(loading, link))
@@ -115,7 +117,7 @@ async def _serve(
                 tasks=tasks,
             )
             link.attach(front.rank_said)
-            identity = Identity(setup.node, setup.secret, ready, release=_release())
+            identity = Identity(setup.node, setup.secret, ready, release=release())
             session = RouterSession(
                 setup.router,
                 front,
@@ -219,10 +221,3 @@ def _script(model: Model, text: TextModel) -> ScriptedConfig:
         end_id=min(text.end_ids),
         block_bytes=pace.block_bytes,
     )
-
-
-def _release() -> str:
-    try:
-        return metadata.version("skerry")
-    except metadata.PackageNotFoundError:
-        return "source"  # run from a checkout that is not installed

@@ -157,7 +157,7 @@ class Front:
             if attempt is not None:
                 attempt.answer.queued_s = message.queued_s
                 attempt.start_wanted = True
-                self._rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.specs[0]))
+                self._run(attempt)
             return
         reserved = self._answers.get(message.attempt_id)
         if reserved is None:
@@ -167,6 +167,18 @@ class Front:
         reserved.answer.queued_s = message.queued_s
         reserved.start_wanted = True
         self._advance(reserved)
+
+    def _run(self, attempt: _Answering) -> None:
+        """Read the prompt here and answer, unless the answer it is to go on with was whole."""
+        whole = attempt.answer.whole(now=self._clock())
+        if whole is None:
+            self._rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.specs[0]))
+            return
+        self._free(attempt)
+        said = pb.SequenceOutput(
+            attempt_id=attempt.id, frames=whole.frames, delta=whole.delta, last=whole.last
+        )
+        attempt.outbox.send(pb.NodeMessage(step_output=pb.StepOutput(sequences=[said])))
 
     def _admit(
         self, attempt_id: str, message: pb.Work, outbox: Outbox, *, stage: str

@@ -1,7 +1,8 @@
-"""One rank process: start it, talk to it over a socket pair, and know when it has died.
+"""One rank process: start it, talk to it over a socket pair, and know when it has died or hangs.
 
 Frames of `core.engine.messages` both ways. The descriptor of the KV memory comes with the Ready
 frame. The pair is also the leash: a rank whose front is gone reads the end of the stream and exits.
+A rank always has something to say, if only a Pulse: one that is silent for too long is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from core.engine.messages import (
     Command,
     LoadFailed,
     Loading,
+    Pulse,
     RankConfig,
     RankMessage,
     Ready,
@@ -33,6 +35,7 @@ from core.engine.messages import (
 from core.errors import ConfigError, NodeLost, RequestError
 from core.framing import encode_frame
 from core.kv.memory import attach
+from core.naps import nap
 
 log = logging.getLogger("skerry.node")
 
@@ -40,6 +43,19 @@ RANK_COMMAND = (sys.executable, "-m", "core.engine.rank")
 _READ_BYTES = 256 << 10
 _EXIT_GRACE_S = 2.0
 """A rank that has closed its socket, or was told to stop, gets this long before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a rank may say nothing at all; `look_s` is how often that is looked at. While it
+    loads it speaks at each hundredth of its weights, which may come from a slow disk."""
+
+    loading_s: float = 300.0
+    serving_s: float = 10.0
+    look_s: float = 1.0
+
+
+PATIENCE = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,11 @@ class RankLink:
     """A running rank. Made by `start`; `close` ends the process whatever it does."""
 
     def __init__(
-        self, config: RankConfig, process: asyncio.subprocess.Process, sock: socket.socket
+        self,
+        config: RankConfig,
+        process: asyncio.subprocess.Process,
+        sock: socket.socket,
+        patience: Patience,
     ) -> None:
         self._title = f"rank {config.rank} of node {config.node} (pid {process.pid})"
         self._process = process
@@ -68,11 +88,15 @@ class RankLink:
         self._open = True
         self._last_words = ""
         self._stage = ""
+        self._patience = patience
+        self._heard_at = self._loop.time()
+        self._crime = ""
         self._loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self._lost: asyncio.Future[NodeLost] = self._loop.create_future()
         self._hung_up = asyncio.Event()
         self._relay = asyncio.create_task(self._relay_stderr(), name="rank-stderr")
         self._watch = asyncio.create_task(self._wait_for_end(), name="rank-watch")
+        self._listening = asyncio.create_task(self._listen(), name="rank-listen")
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
@@ -82,6 +106,7 @@ class RankLink:
         *,
         command: Sequence[str] = RANK_COMMAND,
         environment: Mapping[str, str] | None = None,
+        patience: Patience = PATIENCE,
     ) -> RankLink:
         """Start the process; `config.socket_fd` is replaced by the real one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -101,7 +126,7 @@ class RankLink:
             raise
         finally:
             theirs.close()
-        return cls(config, process, ours)
+        return cls(config, process, ours, patience)
 
     @property
     def pid(self) -> int:
@@ -157,6 +182,7 @@ class RankLink:
         if not data:
             self._hang_up()
             return
+        self._heard_at = self._loop.time()
         try:
             for message in self._decoder.feed(data):
                 self._take(message)
@@ -178,6 +204,8 @@ class RankLink:
         elif isinstance(message, LoadFailed):
             if not self._loaded.done():
                 self._loaded.set_exception(ConfigError(message.message))
+        elif isinstance(message, Pulse):
+            return
         elif self._receive is None:
             self._early.append(message)
         else:
@@ -225,16 +253,34 @@ class RankLink:
             await asyncio.wait({process_end, hung_up}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({process_end}, timeout=_EXIT_GRACE_S)
             if not process_end.done():
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
+                self._kill()
             status = await process_end
         finally:
             hung_up.cancel()
         await asyncio.wait([self._relay], timeout=_EXIT_GRACE_S)
         self._relay.cancel()
+        self._listening.cancel()
         self._hang_up()
         words = f"; its last words: {self._last_words}" if self._last_words else ""
-        self._lost.set_result(NodeLost(f"{self._title} {_how(status)}{words}"))
+        self._lost.set_result(NodeLost(f"{self._title} {self._crime or _how(status)}{words}"))
+
+    async def _listen(self) -> None:
+        """Kill the rank when it hangs: nothing else ends one that is stopped or in a deadlock."""
+        while True:
+            awake = await nap(self._patience.look_s)
+            now = self._loop.time()
+            if not awake:  # as it may have been, if both were stopped: both begin anew
+                self._heard_at = now
+            serving = self._loaded.done()
+            limit_s = self._patience.serving_s if serving else self._patience.loading_s
+            if now - self._heard_at > limit_s:
+                self._crime = f"was silent for {limit_s:g} s and is killed"
+                self._kill()
+                return
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def _relay_stderr(self) -> None:
         """Pass the rank's lines on, and keep the last one for its obituary."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -38,7 +39,8 @@ class SessionUser(Protocol):
 class _Ended(Exception):
     """The session is over; `retry_s` None: dial again as usual."""
 
-    joined = False
+    lasted_s = 0.0
+    """From the welcome on."""
 
     def __init__(self, why: str, retry_s: float | None = None) -> None:
         super().__init__(why)
@@ -54,6 +56,7 @@ class _Outbox:
         self._unsent = 0
         self.written = asyncio.Event()
         self.written.set()
+        self.over = asyncio.Event()
         self.closed = False
 
     def send(self, message: pb.NodeMessage) -> None:
@@ -76,8 +79,8 @@ class _Outbox:
 
 
 class RouterSession:
-    """One router. `join` and `heartbeat` make the messages of those names; `run` never returns by
-    itself. After each end of a session the user has aborted all that came through it."""
+    """One router. `join` and `heartbeat` make the messages of those names; `run` does not return
+    before `leave`. After each end of a session the user has aborted all that came through it."""
 
     def __init__(
         self,
@@ -92,15 +95,21 @@ class RouterSession:
         self._join = join
         self._heartbeat = heartbeat
         self._outbox: _Outbox | None = None
+        self._call: grpc.aio.StreamStreamCall[object, object] | None = None
+        self._left = False
         self._beat_now = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep a session until cancelled."""
+        """Keep a session until cancelled or left."""
         usual_s = FIRST_RETRY_S
         while True:
             ended = await self._one()
+            if self._left:
+                return
             log.warning("router at %s: %s", self._address, ended)
-            usual_s = FIRST_RETRY_S if ended.joined else min(LAST_RETRY_S, usual_s * 2)
+            # A session that was cut short at once tells no more than one that was refused.
+            lasting = ended.lasted_s > LAST_RETRY_S
+            usual_s = FIRST_RETRY_S if lasting else min(LAST_RETRY_S, usual_s * 2)
             await asyncio.sleep(usual_s if ended.retry_s is None else ended.retry_s)
 
     def beat(self) -> None:
@@ -108,29 +117,35 @@ class RouterSession:
         self._beat_now.set()
 
     async def leave(self, reason: str, *, timeout_s: float) -> None:
-        """Say goodbye, and wait until everything that was said is written."""
-        outbox = self._outbox
-        if outbox is None:
+        """Say goodbye, and wait until the router has read everything that was said and hung up:
+        a call that is cancelled drops what is still on its way."""
+        outbox, call = self._outbox, self._call
+        if outbox is None or call is None:
             return
+        self._left = True
         outbox.send(pb.NodeMessage(leaving=pb.Leaving(reason=reason)))
         try:
             async with asyncio.timeout(timeout_s):
                 await outbox.written.wait()
+                await call.done_writing()
+                await outbox.over.wait()
         except TimeoutError:
             log.warning("router at %s does not read; leaving without a word", self._address)
 
     async def _one(self) -> _Ended:
         """One session from dialling to its end."""
-        joined = False
+        joined_at: float | None = None
         try:
             async with self._channel() as call:
                 heartbeat_s = await self._greet(call)
                 log.info("joined the router at %s", self._address)
-                joined = True
-                return await self._serve(call, heartbeat_s)
-        except _Ended as ended:
-            ended.joined = joined
-            return ended
+                joined_at = time.monotonic()
+                ended = await self._serve(call, heartbeat_s)
+        except _Ended as error:
+            ended = error
+        if joined_at is not None:
+            ended.lasted_s = time.monotonic() - joined_at
+        return ended
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[grpc.aio.StreamStreamCall[object, object]]:
@@ -179,6 +194,7 @@ class RouterSession:
         self, call: grpc.aio.StreamStreamCall[object, object], heartbeat_s: float
     ) -> _Ended:
         outbox = self._outbox = _Outbox()
+        self._call = call
         self._user.session_opened(outbox)
         works = [
             asyncio.ensure_future(one)
@@ -193,7 +209,8 @@ class RouterSession:
             await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
         finally:
             outbox.closed = True
-            self._outbox = None
+            outbox.over.set()
+            self._outbox = self._call = None
             self._user.session_closed(outbox)
             for one in works:
                 one.cancel()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from core.config import World, load, parse, split_address
+from core.address import split_address
+from core.config import World, load, parse
 from core.errors import ConfigError
 from core.types import RegionName
 
@@ -61,7 +62,7 @@ def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
         ("role =", "rolle =", "t:19: .*unknown key 'rolle'; did you mean 'role'?"),
         ("[routing]", "[ruoting]", "t:3: unknown key 'ruoting'; did you mean 'routing'?"),
         ("depth = 3", "depth = 0", "t:4: routing.depth: expected"),
-        ('"combined"', '"both"', "t:19: .*nodes.*role: .*both"),
+        ('"combined"', '"both"', "t:19: .*role: .*'both'; known here: combined, decode, prefill"),
         ('name = "eu-1"', 'name = "EU 1"', "t:18: "),
         ("version = 1", "version = 2", "version is 2"),
         ("version = 1", "versio = 1", "version is None"),
@@ -70,7 +71,22 @@ def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
         ("{ eu = 5 }", "{ us = 5 }", "round trip to 'us'"),
         ('name = "here"', 'name = "eu"', "'eu' is used more than once"),
         ('["small"]', '["tiny"]', "'tiny' is used more than once"),
-        ('"combined"', '"prefill"', "no node that can decode 'tiny'"),
+        ('"combined"', '"prefill"', "t:14: .*no node that can decode 'tiny'"),
+        ("[[edges]]", "[[edge]]", "t:10: unknown key 'edge'; did you mean 'edges'?"),
+        ("{ eu = 5 }", "{ eu = -5 }", "t:12: .*round_trip_ms.eu: expected `float` >= 0"),
+        ("{ eu = 5 }", "{ eu = nan }", "t:12: eu: nan is no number"),
+        ("{ eu = 5 }", "{ eu = inf }", "t:12: eu: inf is no number"),
+        ("depth = 3", "load_ratio = nan", "t:4: load_ratio: nan is no number"),
+        ("depth = 3", "short_prompt_bytes = -1", "t:4: .*expected `int` >= 0"),
+        ('["small"]', '[]\nengine = "torsh"', "t:9: models.tiny.engine: .*: scripted, torch"),
+        ('model = "tiny"', 'model = "tiny"\ndevice = "gpu"', "t:21: .*known here: auto, cpu"),
+        ('model = "tiny"', 'model = "tiny"\ndtype = "int3"', "t:21: .*known here: auto, bfloat16"),
+        ('model = "tiny"', 'model = "tiny"\nkv_tokens = 16', "t:21: .*kv_tokens: .* >= 32"),
+        ("[routing]", '[secrets]\nregion = "x"\n[routing]', "t:4: .*neither file:PATH nor env"),
+        ("[routing]", '[secrets]\nfleet = "env:"\n[routing]', "t:4: .*neither file:PATH nor env"),
+        ('name = "here"', 'name = "here"\nlisten = "127.0.0.1:²"', "t:12: .*is not HOST:PORT"),
+        ('name = "here"', 'name = "here"\nlisten = "0.0.0.0:1"', "t:12: .*network_trusted"),
+        ('name = "eu"', 'name = "eu"\nhttp = "8787"', "t:16: region 'eu': '8787' is not HOST"),
     ],
 )
 def test_mistakes_are_named(old: str, new: str, complaint: str) -> None:
@@ -103,7 +119,11 @@ def test_residency_is_a_set_of_known_regions() -> None:
     ("old", "new", "complaint"),
     [
         ('name = "eu-1"', 'name = "eu-1"\nhost = "0.0.0.0"', "'eu-1': .*no address to dial"),
-        ('name = "here"', 'name = "here"\nlisten = "8787"', "t: edge 'here': '8787' is not HOST"),
+        (
+            'name = "here"',
+            'name = "here"\nlisten = "8787"',
+            "t:13: edge 'here': '8787' is not HOST",
+        ),
     ],
 )
 def test_a_trusted_network_does_not_excuse_bad_addresses(
@@ -120,6 +140,20 @@ def test_unknown_names_list_the_known() -> None:
     for ask in (topology.edge, topology.region, topology.node):
         with pytest.raises(ConfigError, match="the topology has: "):
             ask("nowhere")
+
+
+def test_of_several_models_the_wrong_one_is_named() -> None:
+    """A mapping's complaint of its reader says only that some key of it is wrong."""
+    two = GOOD.replace("[[edges]]", '[models.second]\nsource = "x"\ncontext = 0\n[[edges]]')
+    with pytest.raises(ConfigError, match=r"t:12: models\.second\.context: expected"):
+        parse(two, name="t")
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "w.toml"
+    path.write_bytes(GOOD.encode() + b"# \xff\n")
+    with pytest.raises(ConfigError, match=r"w\.toml:21: .*not UTF-8"):
+        load(path, state=tmp_path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -142,7 +176,10 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
 
 
-@pytest.mark.parametrize("address", ["", "host", ":80", "host:", "host:x", "host:70000"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", ":80", "host:", "host:x", "host:70000", "host:²", "h:٣", "h:" + "9" * 5000],
+)
 def test_no_addresses(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         split_address(address)
@@ -175,7 +212,7 @@ def test_bad_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "region.secret").write_text("short")
     with pytest.raises(ConfigError, match="16 characters"):
         _world(tmp_path).secret("region")
-    from_env = _world(tmp_path, '[secrets]\nregion = "env:SKERRY_TEST_SECRET"\nfleet = "plain"')
+    from_env = _world(tmp_path, '[secrets]\nregion = "env:SKERRY_TEST_SECRET"\n')
     with pytest.raises(ConfigError, match="SKERRY_TEST_SECRET is not set"):
         from_env.secret("region")
     monkeypatch.setenv("SKERRY_TEST_SECRET", "from-the-environment")
@@ -187,5 +224,3 @@ def test_bad_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "region.secret").write_text(unfit, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"region\.secret: a secret needs"):
             _world(tmp_path).secret("region")
-    with pytest.raises(ConfigError, match="neither file:PATH nor env:NAME"):
-        from_env.secret("fleet")

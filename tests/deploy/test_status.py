@@ -1,16 +1,19 @@
 """The live line and the status table."""
 
 import io
+import json
 
+import msgspec
+import pytest
 from rich.console import Console
 
-from core.status import NodeStatus, RegionStatus
+from core.status import NodeStatus, RegionStatus, as_json
 from core.types import ModelName, NodeName, RegionName, Role
-from deploy.status import LiveLine, Load, RegionView, load_of, status_table
+from deploy.status import LiveLine, Load, RegionView, load_of, status_lines, status_table
 
 
-def node(name: str, **counts: int) -> NodeStatus:
-    return NodeStatus(name=NodeName(name), role=Role.DECODE, model=ModelName("m"), **counts)  # type: ignore[arg-type]  # counters only
+def node(name: str, model: str = "m", **counts: int) -> NodeStatus:
+    return NodeStatus(name=NodeName(name), role=Role.DECODE, model=ModelName(model), **counts)  # type: ignore[arg-type]  # counters only
 
 
 def test_load_sums_over_nodes() -> None:
@@ -39,10 +42,44 @@ def test_live_line_after_a_restart_is_never_negative() -> None:
     assert " 0 tokens/s" in line.text(Load(1, 0, 3, 0, 10), 2.0)
 
 
-def test_status_table_shows_nodes_and_empty_regions() -> None:
-    full = RegionStatus(region=RegionName("eu"), epoch="e", sequence=1, nodes=(node("eu-1"),))
+FULL = RegionStatus(region=RegionName("eu"), epoch="e", sequence=1, nodes=(node("eu-1"),))
+REGIONS = [RegionView("eu", "fresh", FULL), RegionView("us", "lost", None)]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_status_table_fits_the_terminal_and_says_what_it_lacks(width: int) -> None:
+    long = msgspec.structs.replace(
+        FULL,
+        nodes=(
+            node("eu-prefill-1", model="smollm2-135m-instruct", blocks_total=1024),
+            node("eu-decode-1", model="smollm2-135m-instruct", generated_tokens=1234567),
+        ),
+    )
     out = io.StringIO()
-    regions = [RegionView("eu", "fresh", full), RegionView("us", "lost", None)]
-    Console(file=out, width=120).print(status_table(regions))
-    assert "eu-1" in out.getvalue()
-    assert "lost, no node" in out.getvalue()
+    regions = [RegionView("eu", "fresh", long), RegionView("us", "lost", None)]
+    Console(file=out, width=width).print(status_table(regions, width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in out.getvalue()
+    for shown in ("eu-prefill-1", "eu-decode-1", "decode", "lost, no node"):
+        assert shown in out.getvalue()
+    assert ("left out on" in out.getvalue()) is (width < 200)
+
+
+def test_status_into_a_pipe_is_a_line_for_each_node_of_equally_many_words() -> None:
+    lines = list(status_lines(REGIONS))
+    assert [line.split()[:5] for line in lines] == [
+        ["region", "node", "role", "model", "state"],
+        ["eu", "eu-1", "decode", "m", "up"],
+        ["us", "–", "–", "–", "lost,no_node"],
+    ]
+    assert {len(line.split()) for line in lines} == {11}
+
+
+def test_status_as_json_leaves_nothing_out() -> None:
+    """The frames leave out what holds its default; a page is for those who do not know those."""
+    page = json.loads(as_json(FULL))
+    assert page["draining"] is False
+    assert page["nodes"][0]["role"] == "decode"
+    assert page["nodes"][0]["running"] == 0
+    assert msgspec.json.decode(as_json(FULL), type=RegionStatus) == FULL

@@ -13,6 +13,7 @@ import pytest
 from core import config
 from core.types import Role
 from deploy import toml_write
+from deploy.launcher import run_world
 from deploy.state import running
 from tests.conftest import Spawn
 from tests.deploy.waiting import is_gone, until
@@ -64,6 +65,8 @@ def test_two_worlds_run_beside_each_other_and_end_alone(spawn: Spawn, topology_f
     port = config.parse(topology_file.read_text()).edges[0].listen
     assert f"http://{port}  edge ams" in one
     assert "another small runs already" in two
+    assert "skerry chat 'What" in one
+    assert re.search(r"skerry chat --edge http://127.0.0.1:\d+ 'What", two)
     assert f"edge ams: {port} is in use, taking 127.0.0.1:" in two
     for output in (one, two):
         up = re.findall(r"^ +[\d.]+ s +(\w+) +(\S+) +\d+ MB$", output, re.MULTILINE)
@@ -96,6 +99,15 @@ def test_two_worlds_run_beside_each_other_and_end_alone(spawn: Spawn, topology_f
     assert second.wait(20) == 0
     until(lambda: all(is_gone(pid) for pid in everyone[second]))
     assert list(running(topology_file.parent / ".skerry")) == []
+
+
+def test_who_is_waited_for_is_told_until_all_are_there(topology_file: Path, tmp_path: Path) -> None:
+    drawn: list[str] = []
+    with run_world(topology_file, say=lambda _: None, draw=drawn.append, state=tmp_path / "state"):
+        at_the_end = len(drawn)
+    assert re.fullmatch(r" +\d+\.\d s  waiting for eu, eu-1, ams", drawn[0])
+    assert len(set(drawn)) > 1
+    assert len(drawn) == at_the_end
 
 
 def test_a_process_that_cannot_start_is_named_with_its_last_words(

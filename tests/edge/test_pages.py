@@ -67,6 +67,16 @@ async def test_wrong_routes(tmp_path: Path, method: str, path: str, status: int,
     assert (error.code, error.type) == (code, "invalid_request_error")
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_monitors_may_ask_for_the_head_alone(tmp_path: Path, path: str) -> None:
+    async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
+        whole, head = await edge.http.get(path), await edge.http.head(path)
+    assert (whole.status_code, head.status_code, head.content) == (200, 200, b"")
+    for answer in (whole, head):
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.headers["content-length"] == str(len(whole.content))
+
+
 async def test_health_status_and_metrics(tmp_path: Path) -> None:
     async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
         assert (await edge.http.get("/healthz")).text == "ok\n"

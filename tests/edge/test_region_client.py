@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 
 import pytest
@@ -12,7 +13,7 @@ from core.errors import IncompleteStream, RegionUnavailable, RequestError, Versi
 from core.events import Event
 from core.types import GenerateRequest, RegionName, RequestId
 from edge.region_client import HttpRegionClient, new_session
-from tests.edge.fakes import END, MODEL, SECRET, Cut, FakeRegion, Hold, accepted, delta
+from tests.edge.fakes import END, MODEL, SECRET, Cut, FakeRegion, Hold, accepted, delta, status_of
 
 REQUEST = GenerateRequest(id=RequestId("r1"), model=MODEL, prompt="Hi", seed=1, rendered_at=0)
 
@@ -79,6 +80,34 @@ async def test_cancel_never_raises() -> None:
         assert eu.cancels == ["r9"]
         gone = HttpRegionClient(RegionName("us"), "127.0.0.1:1", session, secret=b"x" * 16)
         await gone.cancel(RequestId("r9"))
+
+
+async def test_an_edge_that_was_frozen_does_not_blame_its_regions() -> None:
+    """Whoever wakes up reads what waits before it judges."""
+    eu = FakeRegion("eu", script=lambda _: [Hold(asyncio.Event())])
+    async with eu.serving(), new_session() as session:
+        client = HttpRegionClient(
+            RegionName("eu"), eu.address, session, secret=SECRET.encode(), silence_s=2.5
+        )
+
+        async def generate() -> None:
+            async with aclosing(client.generate(REQUEST)) as reads:
+                _ = [read async for read in reads]
+
+        async with aclosing(client.statuses()) as statuses:
+            await anext(statuses)
+            generating = asyncio.create_task(generate())
+            next_status = asyncio.ensure_future(anext(statuses))
+            await asyncio.sleep(0.2)
+            time.sleep(3.2)  # frozen: no loop runs here
+            await asyncio.sleep(0.1)
+            eu.tell(status_of("eu", sequence=2))
+            async with asyncio.timeout(5):
+                await next_status
+            await asyncio.sleep(1.2)  # another look has passed
+            assert not generating.done()
+            generating.cancel()
+            await asyncio.wait([generating])
 
 
 async def test_a_region_that_falls_silent_is_left_and_a_slow_one_is_not() -> None:

@@ -46,10 +46,14 @@ class ByteText:
     context = 4096
     vocab_size = 256
 
-    def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+    ) -> list[int]:
         return [byte for message in messages for byte in (message.content or "").encode()]
 
-    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+    def encode_prompt(
+        self, prompt: str | Sequence[int], *, at_most: int | None = None
+    ) -> list[int]:
         return list(prompt.encode() if isinstance(prompt, str) else prompt)
 
 

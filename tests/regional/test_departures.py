@@ -83,6 +83,26 @@ def test_client_gone_in_the_middle_of_an_answer(tmp_path: Path) -> None:
     run(test())
 
 
+def test_edges_that_leave_before_they_are_answered_leave_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode")) as here:
+            head = (
+                "GET /internal/v1/status HTTP/1.1\r\nhost: x\r\n"
+                f"x-skerry-secret: {here.secret.decode()}\r\nx-skerry-wire: 1\r\n\r\n"
+            )
+            for _ in range(20):
+                client = socket.create_connection(("127.0.0.1", here.app.http_port))
+                client.sendall(head.encode())
+                _close(client, "reset")
+                await asyncio.sleep(0.01)
+            assert here.at_rest()
+
+    run(test())
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
 async def _full(here: Here, decode: FakeNode) -> list[str]:
     """All four slots of the decode node taken; gives the attempts."""
     tasks = [here.asking(ask("short", request_id=f"full{n}")) for n in range(4)]

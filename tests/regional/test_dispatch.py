@@ -258,7 +258,7 @@ def test_errors_of_ours_end_the_request_with_a_name(caplog: pytest.LogCaptureFix
     """And say nothing of the prompt, neither to the client nor in the log."""
 
     class Broken(ByteText):
-        def encode_prompt(self, prompt: object) -> list[int]:
+        def encode_prompt(self, prompt: object, *, at_most: int | None = None) -> list[int]:
             raise ValueError(f"cannot read {prompt}")
 
     async def played() -> list[Event]:

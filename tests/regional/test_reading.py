@@ -12,7 +12,7 @@ import pytest
 from core.config import parse
 from core.errors import ContextLengthExceeded, InvalidRequest
 from core.types import Message, ToolCall
-from regional.reading import Reader
+from regional.reading import READERS, Reader
 from tests.regional.fake_node import MODEL
 from tests.regional.fakes import ByteText, ask, topology
 
@@ -66,6 +66,79 @@ def test_a_minimum_that_the_context_has_no_room_for_is_refused() -> None:
         assert refused.value.param == "min_tokens"
 
 
+def test_ids_of_a_prompt_are_counted_before_they_are_looked_at() -> None:
+    """B12: exactly, and without reading any of them."""
+    with pytest.raises(ContextLengthExceeded, match=r"has 5000 tokens.*may have 4096"):
+        asyncio.run(READER.read(ask((-1,) * 5000, max_tokens=1)))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (Message(role="user", content=""),) * 4097,
+        (Message(role="assistant", tool_calls=(ToolCall(id="", name=""),) * 4096),),
+    ],
+    ids=["messages", "calls"],
+)
+def test_more_turns_than_tokens_are_refused_unrendered(messages: tuple[Message, ...]) -> None:
+    class Never(ByteText):
+        def encode_chat(
+            self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+        ) -> list[int]:
+            raise AssertionError("it was rendered")
+
+    reader = Reader(parse(topology([("d1", "decode")])), {MODEL: Never()})
+    request = msgspec.structs.replace(ask(), prompt=None, messages=messages)
+    with pytest.raises(ContextLengthExceeded, match="4097 messages and calls"):
+        asyncio.run(reader.read(request))
+
+
+def test_no_more_than_a_few_long_prompts_are_read_at_once_also_when_their_clients_leave() -> None:
+    """A thread cannot be stopped: what nobody waits for any more still counts."""
+    at_once, most, lock, go_on = 0, 0, threading.Lock(), threading.Event()
+
+    class Slow(ByteText):
+        def encode_prompt(
+            self, prompt: str | Sequence[int], *, at_most: int | None = None
+        ) -> list[int]:
+            nonlocal at_once, most
+            with lock:
+                at_once += 1
+                most = max(most, at_once)
+            assert go_on.wait(20)
+            with lock:
+                at_once -= 1
+            return [1]
+
+    async def test() -> None:
+        reader = Reader(parse(topology([("d1", "decode")])), {MODEL: Slow()})
+        asked = [asyncio.create_task(reader.read(ask("x" * 100_000))) for _ in range(4)]
+        async with asyncio.timeout(10):
+            while at_once < READERS:
+                await asyncio.sleep(0.005)
+        for one in asked:
+            one.cancel()
+        await asyncio.wait(asked)
+        last = asyncio.create_task(reader.read(ask("x" * 100_000)))
+        ordinary = asyncio.create_task(reader.read(ask("x" * 10_000)))  # in other threads
+        async with asyncio.timeout(10):
+            while at_once < READERS + 1:
+                await asyncio.sleep(0.005)
+        go_on.set()
+        async with asyncio.timeout(10):
+            await asyncio.gather(last, ordinary)
+        assert most == READERS + 1
+        reader.close()
+
+    asyncio.run(test())
+
+
+def test_what_the_edge_says_for_the_region_alone_goes_no_further() -> None:
+    request = msgspec.structs.replace(ask(), route_chain=b"i" * 8, route_ends=(512, 600))
+    reading = asyncio.run(READER.read(request))
+    assert (reading.request.route_chain, reading.request.route_ends) == (b"", ())
+
+
 CALL = ToolCall(id="c1", name="look", arguments="x" * 5000)
 
 
@@ -85,7 +158,9 @@ def test_what_takes_long_to_read_does_not_hold_up_other_streams(
     where: list[threading.Thread] = []
 
     class Noting(ByteText):
-        def encode_chat(self, messages: Sequence[Message], *, rendered_at: int) -> list[int]:
+        def encode_chat(
+            self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+        ) -> list[int]:
             where.append(threading.current_thread())
             return [1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -114,8 +116,7 @@ def test_a_node_that_joins_again_replaces_itself(tmp_path: Path) -> None:
             await here.until(lambda: True)
             answer = here.asking(ask())
             await old.got("start")
-            new = here.node("d1", "decode")
-            new.join.epoch = "e2"
+            new = here.node("d1", "decode")  # the same process: it has dialled again
             await new.start()
             await old.over.wait()
             assert "joined again" in old.unexpected[0]
@@ -125,6 +126,75 @@ def test_a_node_that_joins_again_replaces_itself(tmp_path: Path) -> None:
             assert _joined(here) == ["d1"]
             assert here.app.router.index.size(new.name) == 0
             assert here.at_rest()
+
+    run(test())
+
+
+def test_another_process_of_the_same_name_waits_for_the_first_to_go(tmp_path: Path) -> None:
+    """Two that evict each other would fight for ever."""
+
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode")) as here:
+            holder = await here.joined("d1", "decode")
+
+            def newcomer() -> FakeNode:
+                node = here.node("d1", "decode")
+                node.join.epoch, node.join.pid = "e2", 8
+                return node
+
+            refused = newcomer()
+            await refused.dial()
+            rejected = (await refused.got("rejected")).rejected
+            assert rejected.code == "invalid_request"
+            assert "'d1' is in use by pid 7" in rejected.message
+            assert _joined(here) == ["d1"]
+            assert not holder.over.is_set()
+            await holder.die()
+            await here.until(lambda: _joined(here) == [])
+            await newcomer().start()
+            assert _joined(here) == ["d1"]
+
+    run(test())
+
+
+def test_a_name_is_free_when_its_holder_has_gone_silent(tmp_path: Path) -> None:
+    """A machine without power closes no connection: three heartbeats later it is gone."""
+
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.2) as here:
+            await here.joined("d1", "decode")
+            async with asyncio.timeout(5):
+                while _joined(here):
+                    await asyncio.sleep(0.02)
+            node = here.node("d1", "decode")
+            node.join.epoch = "e2"
+            await node.start()
+            assert _joined(here) == ["d1"]
+
+    run(test())
+
+
+def test_a_router_that_was_frozen_does_not_blame_its_nodes(tmp_path: Path) -> None:
+    """What they said while it stood still is read before any of them is called lost."""
+
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.5) as here:
+            node = await here.joined("d1", "decode")
+
+            async def beat() -> None:
+                while True:
+                    node.beat()
+                    await asyncio.sleep(0.1)
+
+            beating = asyncio.create_task(beat())
+            try:
+                await asyncio.sleep(0.3)
+                time.sleep(3.0)  # the router's loop stands still, and the node's with it
+                await asyncio.sleep(1.0)
+                assert _joined(here) == ["d1"]
+                assert not node.over.is_set()
+            finally:
+                beating.cancel()
 
     run(test())
 

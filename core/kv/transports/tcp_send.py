@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from core.config import split_address
+from core.address import split_address
 from core.errors import ConfigError, TransferFailed
 from core.kv.ticket import Ticket
 from core.kv.transports.base import Piece, single_address

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from core.engine.link import Link
+from core.engine import rank as rank_module
 from core.engine.messages import (
+    PULSE_S,
     Abort,
     Begin,
     Command,
@@ -24,6 +25,7 @@ from core.engine.messages import (
     Loading,
     Prefill,
     PrefillProgress,
+    Pulse,
     RankConfig,
     RankMessage,
     Ready,
@@ -34,11 +36,10 @@ from core.engine.messages import (
     SequenceFailed,
     Shutdown,
     Stepped,
-    command_decoder,
     rank_message_decoder,
 )
 from core.engine.plan import SequenceId
-from core.errors import InternalError
+from core.engine.rank import EXIT_ENGINE, serve
 from core.framing import encode_frame
 from core.kv.memory import attach
 from core.types import FinishReason
@@ -235,6 +236,35 @@ def test_a_deadline_is_kept_while_a_step_computes() -> None:
         assert 0.3 <= time.monotonic() - before < 4
 
 
+def test_a_rank_that_has_nothing_to_say_says_so() -> None:
+    """Idle or in a long step: whoever listens can tell it from one that hangs."""
+    with rank_process(rank_config(blocks=32, step_s=6.0)) as rank:
+        rank.until(Ready)
+        before = time.monotonic()
+        rank.until(Pulse)
+        assert PULSE_S - 0.5 < time.monotonic() - before < 2 * PULSE_S
+        rank.say(Run(A, spec(range(100, 140))))
+        message = rank.until(Stepped)
+        assert isinstance(message, Stepped)
+        assert message.stats.running == 1
+        began = time.monotonic()
+        for _ in range(2):
+            rank.until(Pulse)
+        assert time.monotonic() - began < 6.0, "both came in the middle of the step"
+
+
+def test_a_step_that_never_ends_ends_the_rank() -> None:
+    """A deadlock in the thread that computes: the one that speaks goes on, so it has to look."""
+    ours, theirs = socket.socketpair()
+    config = rank_config(blocks=32, step_s=3.0)
+    ours.sendall(encode_frame(Run(A, spec(range(100, 140)))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_module, "STUCK_S", 0.2)
+        patch.setattr(rank_module, "PULSE_S", 0.1)
+        assert serve(config, theirs) == EXIT_ENGINE
+    ours.close()
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_plans_ahead_and_guesses_change_no_text(depth: int) -> None:
     config = rank_config(blocks=64, repeat=True, step_s=0.001)
@@ -330,48 +360,3 @@ def test_a_rank_without_a_configuration_says_so() -> None:
     assert done.returncode == 2
     assert b"SKERRY_RANK" in done.stderr
     assert done.stderr.count(b"\n") == 1
-
-
-# ------------------------------------------------------------------ the link
-
-
-def test_a_front_that_does_not_read_neither_blocks_the_rank_nor_fills_its_memory() -> None:
-    ours, theirs = socket.socketpair()
-    link = Link(theirs, outbox_bytes=1 << 20)
-    loading = Loading("x" * 100_000, 0.5)
-    with pytest.raises(InternalError, match="unread"):
-        link.send(*[loading] * 100)
-    ours.sendall(encode_frame(Shutdown()))
-    assert link.receive(wait=True) == [Shutdown()]
-    link.close()
-    ours.close()
-
-
-def test_what_a_slow_front_left_is_sent_in_order_while_the_link_waits() -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    link = Link(theirs)
-    sent = [Loading(f"{n} " + "x" * 50_000, n / 40) for n in range(40)]
-    link.send(*sent)
-    decoder = rank_message_decoder()
-    heard: list[RankMessage] = []
-    while len(heard) < len(sent):
-        assert link.receive(wait=False) == []
-        heard.extend(decoder.feed(ours.recv(1 << 16)))
-    assert heard == sent
-    ours.close()
-    assert link.receive(wait=True) == []
-    assert link.closed
-    link.send(*sent)  # to nobody: no error, the loop looks at `closed`
-    link.close()
-
-
-def test_commands_of_one_read_come_together_and_in_order() -> None:
-    ours, theirs = socket.socketpair()
-    link = Link(theirs)
-    commands: list[Command] = [Abort(SequenceId(str(n))) for n in range(500)]
-    ours.sendall(b"".join(encode_frame(command) for command in commands))
-    assert link.receive(wait=True) == commands
-    assert list(command_decoder().feed(encode_frame(commands[0]))) == commands[:1]
-    link.close()
-    ours.close()

@@ -9,7 +9,7 @@ import socket
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from core.config import split_address
+from core.address import split_address
 from core.errors import TransferFailed
 from core.kv.handoff import Failure, Phase, Refusal
 from core.kv.ticket import Endpoint, PieceKey, Ticket, new_ticket_id

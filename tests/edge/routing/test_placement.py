@@ -139,17 +139,20 @@ def test_what_this_edge_has_just_sent_counts() -> None:
 
 
 def test_a_prefix_that_had_to_move_comes_home_when_its_home_is_back() -> None:
-    """B21, B23: now and then, more often the less it costs; and it stays when both hold it."""
+    """B21, B23: now and then, more often the less it costs; a hot one also when its home was only
+    full; and it stays when both hold it."""
     view = [_view(EU), replace(_view(US), cache=_Holds(20))]
     back = [replace(view[0], returned=True), view[1]]
 
-    def at_home(view: list[RegionView]) -> int:
-        drawn = [_choice(view, _long(EU, US, draw=i / 1000)) for i in range(1000)]
+    def at_home(view: list[RegionView], *, hot: bool = False) -> int:
+        asked = replace(_long(EU, US), hot=hot)
+        drawn = [_choice(view, replace(asked, draws=(i / 1000, 0.5))) for i in range(1000)]
         assert {one.reason for one in drawn} <= {Reason.PREFIX_HOME, Reason.PREFIX_HELD}
         return sum(one.candidates[0] == EU for one in drawn)
 
     assert at_home(view) == 0
     assert 20 < at_home(back) < 200
+    assert 0 < at_home(view, hot=True) < at_home(back)
     cheaper = [back[0], replace(view[1], cache=_Holds(4))]
     assert at_home(cheaper) > 2 * at_home(back)
     both = [replace(one, cache=_Holds(20)) for one in view]

@@ -19,6 +19,7 @@ from core.config import parse
 from core.models.source import resolve_source
 from core.types import FinishReason, Sampling
 from regional.node.app import EXIT_RANK_LOST, NodeSetup, serve
+from regional.node.rank_link import Patience
 from tests.regional.node.desk import (
     abort,
     answer_ids,
@@ -281,6 +282,45 @@ def test_a_rank_that_dies_while_it_loads_is_one_line_too(
     [line] = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
     assert "rank 0 of node writer" in line
     assert "was killed by SIGKILL" in line
+
+
+def test_a_rank_that_hangs_ends_the_front_with_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stopped process breaks no connection: what ends it is its silence."""
+    scripted = "scripted = { step_ms = 10.0, repeat = true }"
+
+    async def go() -> int:
+        async with fake_router() as router:
+            topology = parse(
+                TOPOLOGY.format(source=SOURCE, scripted=scripted, router=router.address)
+            )
+            setup = NodeSetup(
+                node=topology.node("writer")[1],
+                model=topology.models["m"],
+                limits=topology.limits,
+                secret=SECRET,
+                source=resolve_source(SOURCE),
+                router=router.address,
+                patience=Patience(serving_s=3.0, look_s=0.1),
+            )
+            serving = asyncio.create_task(serve(setup))
+            writer = await router.node("writer")
+            desk = writer.desk
+            writer.say(start("a.1", work(PROMPT)))
+            await desk.until(lambda: len(desk.outputs("a.1")) > 2)
+            rank = next(
+                one for one in psutil.Process().children() if "core.engine.rank" in one.cmdline()
+            )
+            rank.suspend()
+            fault = fault_of(await desk.ended("a.1"))
+            assert (fault.code, fault.retryable) == ("node_lost", True)
+            return await serving
+
+    assert asyncio.run(go()) == EXIT_RANK_LOST
+    [line] = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert "rank 0 of node writer" in line
+    assert "was silent for 3 s" in line
 
 
 def test_a_lost_session_aborts_in_the_rank_too(tmp_path: Path) -> None:

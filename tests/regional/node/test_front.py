@@ -104,6 +104,28 @@ def test_a_stop_string_over_several_tokens_is_never_sent(
     on_node(test)
 
 
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_an_answer_that_is_resumed_when_it_is_whole_ends_at_once(handed_over: bool) -> None:
+    """Its tokens complete a stop string already: there is nothing to wait for."""
+
+    async def test(node: FakeNode) -> None:
+        node.rank.script = [*b"xyz"] * 2000
+        given = work(PROMPT, Sampling(stop=("ll",)), resume=tuple(b"hell"))
+        if handed_over:
+            node.rank.cached = 3  # all of its full blocks: nothing has to come
+            node.say(reserve("a.1", given))
+            await node.desk.reserved("a.1")
+            node.say(start("a.1"))
+        else:
+            node.say(start("a.1", given))
+        events = await node.desk.ended("a.1")
+        assert (answer_text(events), finish_of(events)) == ("he", FinishReason.STOP)
+        assert done_of(events).usage.completion_tokens == 4
+        assert not any(isinstance(one, m.Run) for one in node.rank.commands)
+
+    on_node(test)
+
+
 @pytest.mark.parametrize("limit", range(1, 12))
 def test_characters_are_whole_or_held_back(limit: int) -> None:  # B01
     spoken = "é天🦙".encode()

@@ -16,7 +16,13 @@ import pytest
 from core.engine import messages as m
 from core.engine.plan import SequenceId
 from core.errors import ConfigError, NodeLost
-from regional.node.rank_link import RANK_COMMAND, RankLink, rank_environment
+from regional.node.rank_link import (
+    PATIENCE,
+    RANK_COMMAND,
+    Patience,
+    RankLink,
+    rank_environment,
+)
 
 CONFIG = m.RankConfig(
     node="n1",
@@ -31,9 +37,11 @@ CONFIG = m.RankConfig(
 
 @asynccontextmanager
 async def rank(
-    command: Sequence[str] = RANK_COMMAND, config: m.RankConfig = CONFIG
+    command: Sequence[str] = RANK_COMMAND,
+    config: m.RankConfig = CONFIG,
+    patience: Patience = PATIENCE,
 ) -> AsyncIterator[RankLink]:
-    link = await RankLink.start(config, command=command)
+    link = await RankLink.start(config, command=command, patience=patience)
     try:
         yield link
     finally:
@@ -87,6 +95,51 @@ def test_a_killed_rank_is_named_with_its_signal() -> None:
             assert time.monotonic() - began < 2
             assert isinstance(error, NodeLost)
             assert f"rank 0 of node n1 (pid {link.pid}) was killed by SIGKILL" in str(error)
+
+    asyncio.run(go())
+
+
+def test_a_rank_that_hangs_is_killed_and_named() -> None:
+    """A stopped process, or one in a deadlock, keeps its socket: only its silence tells."""
+
+    async def go() -> None:
+        async with rank(patience=Patience(serving_s=3.0, look_s=0.1)) as link:
+            await link.ready()
+            with pytest.raises(TimeoutError):  # idle, it pulses: patience is never at its end
+                async with asyncio.timeout(4.0):
+                    await link.lost()
+            os.kill(link.pid, signal.SIGSTOP)
+            async with asyncio.timeout(6):
+                error = await link.lost()
+            assert f"rank 0 of node n1 (pid {link.pid}) was silent for 3 s" in str(error)
+
+    asyncio.run(go())
+
+
+def test_a_rank_that_hangs_while_it_loads_has_a_limit_of_its_own() -> None:
+    async def go() -> None:
+        patience = Patience(serving_s=0.1, loading_s=1.0, look_s=0.1)
+        async with rank(script("time.sleep(60)"), patience=patience) as link:
+            began = time.monotonic()
+            async with asyncio.timeout(6):
+                with pytest.raises(NodeLost, match="silent for 1 s"):
+                    await link.ready()
+            assert time.monotonic() - began >= 1.0
+
+    asyncio.run(go())
+
+
+def test_a_front_that_was_frozen_does_not_blame_its_rank() -> None:
+    async def go() -> None:
+        async with rank(patience=Patience(serving_s=2.5, look_s=0.1)) as link:
+            await link.ready()
+            os.kill(link.pid, signal.SIGSTOP)  # both are, as when a laptop sleeps
+            time.sleep(3.0)  # our loop stands still
+            await asyncio.sleep(0.3)  # we wake first, and look
+            os.kill(link.pid, signal.SIGCONT)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(3.0):
+                    await link.lost()
 
     asyncio.run(go())
 

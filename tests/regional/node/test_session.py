@@ -112,6 +112,24 @@ def test_a_restarted_router_is_joined_again(free_port: int) -> None:  # B26
     asyncio.run(go())
 
 
+def test_a_session_that_never_lasts_is_asked_for_ever_more_slowly() -> None:
+    """Whatever evicts it at once will do so again."""
+
+    async def go() -> None:
+        user = User()
+        async with fake_router() as router, dialling(router.address, user):
+            began = asyncio.get_running_loop().time()
+            for round_ in range(1, 5):
+                await user.joined(round_)
+                (await router.node("n")).session.end("the test wants so")
+                await router.until(lambda: "n" not in router.nodes)
+            await user.joined(5)
+            # 0.2 + 0.4 + 0.8 + 1.6 s lie between them, not four times a tenth
+            assert asyncio.get_running_loop().time() - began > 2.9
+
+    asyncio.run(go())
+
+
 def test_what_is_said_after_the_end_is_dropped() -> None:
     async def go() -> None:
         user = User()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from core.config import split_address
+from core.address import split_address
 from core.engine import messages as m
 from core.errors import TransferFailed
 from core.kv.ticket import PieceKey, Ticket, model_digest

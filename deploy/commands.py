@@ -1,0 +1,174 @@
+"""The commands of `skerry`. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="skerry",
+    help="Edges, regions and nodes that answer prompts where they have been read already.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+config = typer.Typer(help="Look at topology files.", no_args_is_help=True)
+app.add_typer(config, name="config")
+
+TopologyOption = Annotated[
+    str,
+    typer.Option("--topology", "-t", help="A topology file, or the name of one of those shipped."),
+]
+StateOption = Annotated[
+    Path | None, typer.Option("--state", help="State folder; by default .skerry/WORLD.")
+]
+EdgeOption = Annotated[
+    str | None, typer.Option("--edge", help="URL of an edge; by default that of the running world.")
+]
+MemberStateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="Folder of secrets; by default .skerry/WORLD. Logs go to stderr."),
+]
+NameOption = Annotated[str, typer.Option("--name", help="Who of the topology this process is.")]
+
+MAX_TOKENS = 512
+TEMPERATURE = 0.6
+"""Of `chat`: small models lose the thread at 1.0, which is what the API assumes."""
+
+
+@app.command()
+def doctor(topology: TopologyOption = "two-regions") -> None:
+    """Check whether this machine can run the world; one line for each finding."""
+    from deploy.doctor import main as examine
+
+    raise typer.Exit(examine(["--topology", str(topology_file(topology))]))
+
+
+@app.command()
+def up(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
+    """Run a whole world on this machine until Ctrl-C."""
+    from deploy.up import up as run
+
+    run(topology_file(topology), state)
+
+
+@app.command()
+def edge(topology: TopologyOption, name: NameOption, state: MemberStateOption = None) -> None:
+    """Run one edge process."""
+    _become("edge", topology, state, name)
+
+
+@app.command()
+def router(topology: TopologyOption, name: NameOption, state: MemberStateOption = None) -> None:
+    """Run the router process of one region."""
+    _become("regional router", topology, state, name)
+
+
+@app.command()
+def node(topology: TopologyOption, name: NameOption, state: MemberStateOption = None) -> None:
+    """Run one node: its front process and its ranks."""
+    _become("regional node", topology, state, name)
+
+
+@app.command()
+def chat(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The question; without it a conversation begins.")
+    ] = None,
+    edge: EdgeOption = None,
+    model: Annotated[str, typer.Option(help="A model or alias.")] = "default",
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Where an answer is cut off.")
+    ] = MAX_TOKENS,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 gives the likeliest answer each time.")
+    ] = TEMPERATURE,
+) -> None:
+    """Ask an edge and show the answer as it comes."""
+    from deploy.chat import Chat
+    from deploy.state import first_edge
+
+    Chat(edge or first_edge(), model, max_tokens, temperature).run(prompt)
+
+
+@app.command()
+def status(edge: EdgeOption = None) -> None:
+    """Show regions, nodes and their load, as an edge sees them; plain lines into a pipe."""
+    from rich.console import Console
+
+    from deploy.state import first_edge
+    from deploy.status import edge_view, status_lines, status_table
+
+    regions = edge_view(edge or first_edge()).regions
+    if sys.stdout.isatty():
+        console = Console()
+        console.print(status_table(regions, console.width))
+    else:
+        print("\n".join(status_lines(regions)))
+
+
+@config.command("check")
+def config_check(
+    file: Annotated[str, typer.Argument(help="A topology file, or the name of a shipped one.")],
+) -> None:
+    """Read a topology file and say what it describes, or what is wrong with it."""
+    from core.config import load
+    from deploy.models import check_models
+
+    described = load(topology_file(file), state=Path(".skerry"))
+    check_models(described)
+    world = described.topology
+    nodes = sum(len(region.nodes) for region in world.regions)
+    print(
+        f"{file}: ok. {len(world.edges)} edges, {len(world.regions)} regions, {nodes} nodes, "
+        f"models: {', '.join(world.models)}"
+    )
+
+
+def topology_file(given: str) -> Path:
+    """A path, or `two-regions` for deploy/topologies/two-regions.toml. Raises ConfigError."""
+    from core.errors import ConfigError
+
+    shipped = Path(__file__).parent / "topologies"
+    for candidate in (Path(given), shipped / f"{given}.toml"):
+        if candidate.exists() and not candidate.is_dir():
+            return candidate
+    names = ", ".join(sorted(path.stem for path in shipped.glob("*.toml")))
+    raise ConfigError(f"{given}: no such file, and no shipped topology (there are: {names})")
+
+
+def _become(module: str, given: str, state: Path | None, name: str) -> None:
+    """Turn this process into `python -m MODULE`: signals and exit codes are its own."""
+    from core.config import load
+    from deploy.process import with_sources
+    from deploy.state import FOLDER, folder_name
+
+    topology = topology_file(given)
+    if state is None:
+        state = FOLDER / folder_name(load(topology, state=FOLDER).topology.name)
+    command = [sys.executable, "-m", *module.split()]
+    options = ["--topology", str(topology), "--state", str(state), "--name", name]
+    os.execve(sys.executable, [*command, *options], with_sources())
+
+
+def run() -> int:
+    """The exit code of the command line; an error of ours is one line and 2."""
+    from core.errors import SkerryError
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal must not end in a traceback
+    try:
+        app()
+    except SkerryError as error:
+        print(f"skerry: {error}", file=sys.stderr)
+        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0

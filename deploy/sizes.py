@@ -1,0 +1,21 @@
+"""What set-up fetches and leaves behind: the one place for these figures. Standard library only.
+
+In MB, measured with the pinned versions on Linux x86-64. README quotes `FETCH_MB` and `ENV_MB`.
+"""
+
+from __future__ import annotations
+
+TOOLS_MB, MODEL_MB, NODE_MB = 3, 93, 46
+TORCH_MB, TORCH_CUDA_MB = 200, 2740
+TEST_MB = 253
+"""For the tests on top; of it 198 MB are Triton, which is fetched on Linux x86-64 alone."""
+
+FETCH_MB = TOOLS_MB + MODEL_MB + NODE_MB + TORCH_MB
+"""Downloads of `make demo` with a CPU build of torch."""
+
+ENV_MB = 1190
+"""`.venv` on disk after `make demo`, with a CPU build of torch."""
+ENV_TEST_MB = 2200
+"""The same after `make test`; of it 720 MB are Triton."""
+ENV_CUDA_MB = 9000
+"""`.venv` with a CUDA build."""

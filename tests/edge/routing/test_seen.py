@@ -1,0 +1,69 @@
+"""One region in one edge's eyes: what the last frame cannot know yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.status import STALE_S, RegionStatus
+from core.types import ModelName, RegionName
+from edge.routing.seen import Heard, SeenRegion
+
+
+def _seen() -> SeenRegion:
+    heard = Heard()
+    return SeenRegion(RegionName("eu"), 0.01, frozenset({ModelName("m")}), 100, heard)
+
+
+def _tell(seen: SeenRegion, now: float, *, prefill: float = 0.0, queue: float = 0.0) -> None:
+    seen.heard.take(
+        RegionStatus(
+            region=seen.name,
+            epoch="e",
+            sequence=int(now * 1000),
+            prefill_work_s=prefill,
+            queue_s=queue,
+        ),
+        now,
+    )
+
+
+def test_a_send_counts_until_it_has_been_read() -> None:
+    seen = _seen()
+    _tell(seen, 10.0)
+    seen.sent([], 2.0, 10.0)
+    assert seen.view(10.0).wait_s == pytest.approx(2.0)
+    seen.read(2.0, 10.0, 11.0)
+    assert seen.view(11.0).wait_s == 0.0
+
+
+def test_the_last_frame_may_still_count_what_has_been_read() -> None:
+    """Else the next prompt of a conversation, sent at once, runs away from its own shadow."""
+    seen = _seen()
+    seen.sent([], 0.4, 10.0)
+    _tell(seen, 10.2, prefill=0.4)
+    assert seen.view(10.3).wait_s > 0.4
+    seen.read(0.4, 10.0, 10.3)
+    assert seen.view(10.3).wait_s == pytest.approx(0.0, abs=1e-9)
+    _tell(seen, 10.4, prefill=1.0)  # the next frame knows
+    assert seen.view(10.4).wait_s == pytest.approx(1.0)
+
+
+def test_a_busy_readers_backlog_counts_once() -> None:
+    seen = _seen()
+    _tell(seen, 10.0, prefill=0.8, queue=0.8)
+    assert seen.view(10.0).wait_s == pytest.approx(0.8)
+    _tell(seen, 11.0, prefill=0.8, queue=3.0)
+    assert seen.view(11.0).work_s == pytest.approx(3.0)
+
+
+def test_silence_makes_suspect_and_the_return_is_slow() -> None:
+    seen = _seen()
+    _tell(seen, 10.0)
+    assert (seen.view(10.0).fresh, seen.view(10.0).ramp, seen.view(10.0).returned) == (
+        True, 1.0, False,
+    )  # fmt: skip
+    assert not seen.view(10.0 + STALE_S).fresh
+    _tell(seen, 20.0)
+    view = seen.view(20.0)
+    assert (view.fresh, view.returned) == (True, True)
+    assert view.ramp < 0.2
