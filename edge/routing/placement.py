@@ -5,8 +5,8 @@ it, even when all its regions are dead. Then, in order of precedence:
 
 1. A caller's affinity id takes the place of the prompt: the first region of its ring walk within
    the load bound.
-2. A short prompt goes to the cheaper (round trip + wait) of two regions drawn by weight: nearly
-   always the nearest, and never all edges' short prompts at one place.
+2. A short prompt goes to the faster (round trip + wait + reading) of two regions drawn by weight:
+   nearly always the nearest, and never all edges' short prompts at one place.
 3. Otherwise the candidates are the two nearest regions, the first two of the prompt key's ring
    walk and the two whose cache digests hold most of the prompt. Of those within the load bound
    the cheapest: round trip + wait + what it would have to read, which weighs more (`READ_WEIGHT`).
@@ -235,7 +235,7 @@ def choose(view: Iterable[RegionView], asked: Asked, policy: Routing) -> RouteDe
         reason = Reason.AFFINITY if first is home else Reason.AFFINITY_SPILL
         return _decision([*_first(first, usable), *last], reason)
     if asked.text_bytes < policy.short_prompt_bytes:
-        return _decision([*_short(usable, asked.draws), *last], Reason.NEAREST_SHORT)
+        return _decision([*_short(usable, asked), *last], Reason.NEAREST_SHORT)
     return _fastest(usable, last, home, asked, policy)
 
 
@@ -321,12 +321,20 @@ def _reason(best: Option, options: Sequence[Option], home: RegionView) -> Reason
     return Reason.PREFIX_HELD if best.held_tokens > at_home.held_tokens else Reason.FASTEST
 
 
-def _short(usable: Sequence[RegionView], draws: tuple[float, float]) -> list[RegionView]:
-    """The cheaper of two drawn ones first, then the others by distance."""
+def _short(usable: Sequence[RegionView], asked: Asked) -> list[RegionView]:
+    """The faster of two drawn ones first, then the others by distance.
+
+    What has to be read counts as well: a status that still shows the work of a prompt that was
+    read a moment ago must not send its next turn to where nobody knows it.
+    """
     near = sorted(usable, key=lambda region: region.distance_s)
-    one = _drawn(near, draws[0])
-    other = _drawn([region for region in near if region is not one] or near, draws[1])
-    return _first(min(one, other, key=lambda region: (region.distance_s, region.work_s)), near)
+    one = _drawn(near, asked.draws[0])
+    other = _drawn([region for region in near if region is not one] or near, asked.draws[1])
+
+    def cost(region: RegionView) -> tuple[float, float]:
+        return _option(region, asked, bound=region.work_s).total_s, region.work_s
+
+    return _first(min(one, other, key=cost), near)
 
 
 def _drawn(regions: Sequence[RegionView], draw: float) -> RegionView:

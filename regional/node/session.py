@@ -20,6 +20,8 @@ from regional.pb import node_pb2 as pb
 log = logging.getLogger("skerry.node")
 
 WELCOME_TIMEOUT_S = 10.0
+BEATS = 4
+"""Heartbeats in the time in which the router expects one: what it shows of us is that fresh."""
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 REJECTED_RETRY_S = 15.0
@@ -236,7 +238,7 @@ class RouterSession:
             self._beat_now.clear()
             outbox.send(self._heartbeat())
             try:
-                async with asyncio.timeout(heartbeat_s):
+                async with asyncio.timeout(heartbeat_s / BEATS):
                     await self._beat_now.wait()
             except TimeoutError:
                 continue

@@ -123,6 +123,14 @@ def test_the_region_that_holds_the_prompt_is_found_wherever_it_is() -> None:
     assert decision.work_s(names[7]) == held.read_s
 
 
+def test_a_short_prompt_stays_where_it_was_read_while_the_status_still_shows_that_work() -> None:
+    busy = replace(_view(EU, trip=0.010, queue=0.100), cache=_Holds(1))
+    asked = replace(_asked(EU, US, size=200), ids=(b"one",), ends=(200,))
+    assert _choice([busy, _view(US, trip=0.090)], asked).candidates[0] == EU
+    cold = replace(busy, cache=_Holds(0))
+    assert _choice([cold, _view(US, trip=0.090)], asked).candidates[0] == US
+
+
 def test_a_long_queue_outweighs_a_short_overlap() -> None:
     view = [replace(_view(EU, queue=5.0), cache=_Holds(1)), _view(US, trip=0.09)]
     decision = _choice(view, _long(EU, US))
