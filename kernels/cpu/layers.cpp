@@ -78,7 +78,8 @@ struct Memory {
     }
 };
 
-constexpr int64_t ROW_STEP = 4;
+// A thread makes whole groups of operands: the tokens of one group share their cache lines.
+constexpr int64_t ROW_STEP = GROUP;
 
 // One phase: make the operands of `product` token by token.
 template <typename Fill>

@@ -14,6 +14,8 @@ namespace skerry {
 namespace {
 
 constexpr float LARGEST = 32512;  // its high part is 127, its low part fits a signed byte
+constexpr int64_t FEW = 16;   // tokens below which panels are claimed several at a time:
+constexpr int64_t RUNS = 4;   // so that each thread comes back this often
 constexpr int64_t ROW_BYTES = 384 << 10;  // operands that are gone through for one panel: L2
 
 #ifdef SKERRY_INTEGER
@@ -272,11 +274,14 @@ void multiply(Board &board, const Product &product, const Operands &x, int64_t t
     const int64_t rows = std::max<int64_t>(ROW_BYTES / bytes / 8 * 8, 8);
     const int64_t parts = (tokens + rows - 1) / rows;
     const int64_t pieces = parts * product.panel_count;
-    for (int64_t at = board.claim(); at < pieces; at = board.claim()) {
-        const int64_t part = at / product.panel_count;
-        panel_product(product, product.panels[at % product.panel_count], x, part * rows,
-                      std::min((part + 1) * rows, tokens), to, scratch);
-    }
+    // A panel for few tokens takes less time than two threads need to agree on who takes it.
+    const int64_t run = tokens < FEW ? std::max<int64_t>(pieces / (board.threads() * RUNS), 1) : 1;
+    for (int64_t first = board.claim(run); first < pieces; first = board.claim(run))
+        for (int64_t at = first; at < std::min(first + run, pieces); ++at) {
+            const int64_t part = at / product.panel_count;
+            panel_product(product, product.panels[at % product.panel_count], x, part * rows,
+                          std::min((part + 1) * rows, tokens), to, scratch);
+        }
     board.wait();
 }
 

@@ -19,8 +19,11 @@ class Board {
     // Before the first phase: how many threads there are.
     void open(int threads) { threads_ = threads; }
 
-    // The next unclaimed piece of the present phase; pieces beyond the last are given too.
-    int64_t claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    int threads() const { return threads_; }
+
+    // The first of the next `count` unclaimed pieces of the present phase; pieces beyond the last
+    // are given too.
+    int64_t claim(int64_t count = 1) { return next_.fetch_add(count, std::memory_order_relaxed); }
 
     // The phase is over when all threads are here.
     void wait() {
