@@ -83,7 +83,8 @@ class RegionPrefixes(
     Comes on the status stream, only when it changed; an edge that does not know the kind skips it.
     Ids are `core.prefix.ID_BYTES` long. `filter` stands for what was held at `base`, and comes
     with the first frame of a stream and whenever `base` is new; `added` are the ids since then,
-    joined. `hot` are joined ids with their `counts`, of `total` requests in the same window.
+    joined. `hot` are joined ids with their `counts`, of `total` requests in the same window; a
+    `total` of 0 says nothing of them: the last that was told stands.
     """
 
     region: RegionName

@@ -25,8 +25,10 @@ from regional.hot import HotCounter
 PUBLISHED_SHARE = 1 / 32
 """÷ regions: of its own requests that a beginning needs for a region to publish it, a quarter of
 what makes it hot for all of them (edge.routing.hot)."""
-MIN_INTERVAL_S = 0.25
-"""Between two publications."""
+MIN_INTERVAL_S = 0.09
+"""Between two publications: a little less than between two status frames."""
+COUNTS_EVERY_S = 1.0
+"""Hot counts come with one publication a second; the others leave them out."""
 FILTER_AGE_S = 20.0
 """A filter older than this is made anew when something changed."""
 FILTER_MIN_S = 2.0
@@ -77,7 +79,7 @@ class Prefixes:
         self._missing: set[bytes] = set()
         self._filter = Filter()
         self._base = 1
-        self._filter_at = self._published_at = float("-inf")
+        self._filter_at = self._published_at = self._counted_at = float("-inf")
         self._changed = False
         self._version = 0
         self._newest = RegionPrefixes(region=region, epoch=epoch, version=0)
@@ -127,7 +129,11 @@ class Prefixes:
             self._filter_at = now
         self._version += 1
         self._published_at, self._changed = now, False
-        frequent = self._counter.frequent(self._share, now)
+        frequent: list[tuple[bytes, float]] = []
+        counted = now - self._counted_at >= COUNTS_EVERY_S
+        if counted:
+            self._counted_at = now
+            frequent = self._counter.frequent(self._share, now)
         self._newest = RegionPrefixes(
             region=self._region,
             epoch=self._epoch,
@@ -136,5 +142,5 @@ class Prefixes:
             added=b"".join(list(self._added)[-MAX_ADDED:]),
             hot=b"".join(one for one, _ in frequent),
             counts=tuple(round(count, 2) for _, count in frequent),
-            total=round(self._counter.total, 2),
+            total=round(self._counter.total, 2) if counted else 0.0,
         )

@@ -111,7 +111,8 @@ class Regions:
             return  # a region that the topology does not give us
         if isinstance(told, RegionPrefixes):
             seen.heard.digest.take(told)
-            self._hot.take(told.region, counts_of(told), told.total, now)
+            if told.total:
+                self._hot.take(told.region, counts_of(told), told.total, now)
         else:
             seen.heard.take(told, now)
 

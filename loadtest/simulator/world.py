@@ -249,7 +249,8 @@ class World:
         heard = self._heard[name]
         heard.take(status, now)
         heard.digest.take(prefixes)
-        self._hot.take(name, counts_of(prefixes), prefixes.total, now)
+        if prefixes.total:
+            self._hot.take(name, counts_of(prefixes), prefixes.total, now)
         if now - self._settled_at >= 1.0:
             self._settled_at = now
             self._hot_peak = max(self._hot_peak, len(self._hot.settle(now).ids))

@@ -41,8 +41,8 @@ def topology(source: Path, *, step_ms: float, prefill_tokens_per_s: float) -> co
         name="scripted",
         models={MODEL: model},
         edges=(
-            config.Edge(name="ams", listen=here, round_trip_ms={"eu": 2, "us": 40}),
-            config.Edge(name="nyc", listen=here, round_trip_ms={"us": 2, "eu": 40}),
+            config.Edge(name="ams", listen=here, round_trip_ms={"eu": 2, "us": 8}),
+            config.Edge(name="nyc", listen=here, round_trip_ms={"us": 2, "eu": 8}),
         ),
         regions=(_region("eu"), _region("us")),
         routing=config.Routing(expose_nodes=True, simulate_round_trips=True),
