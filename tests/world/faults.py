@@ -36,14 +36,15 @@ def forgotten(world: LocalWorld, region: str) -> bool:
 
 
 def alive(world: LocalWorld, region: str) -> bool:
-    """The region says so, and every edge has heard it."""
+    """Whether both nodes of the region serve, and every edge has heard it."""
     url = f"{world.routers[region]}/readyz"
-    up = len(region_status(world, region)["nodes"]) == 2 and httpx.get(url).status_code == 200
-    return up and all(_hears(edge, region) for edge in world.edges.values())
+    ready = httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    both = ready and len(region_status(world, region)["nodes"]) == 2
+    return both and all(_hears(edge, region) for edge in world.edges.values())
 
 
 def _hears(edge: str, region: str) -> bool:
-    page = httpx.get(f"{edge}/status", trust_env=False).json()
+    page = httpx.get(f"{edge}/status", timeout=5, trust_env=False).json()
     return any(
         one["name"] == region and one["state"] == "fresh" and one["status"].get("models")
         for one in page["regions"]
