@@ -60,7 +60,29 @@ class Layers(Protocol):
 
 
 class TorchLayers:
-    """The reference: any device, any dtype."""
+    """The reference: any device, any dtype. Another backend gives its own operations below."""
+
+    @staticmethod
+    def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    @staticmethod
+    def _add_norm(update: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return add_rms_norm(update, residual, weight, eps)
+
+    @staticmethod
+    def _gated(x: Tensor) -> Tensor:
+        return silu_mul(x)
+
+    @staticmethod
+    def _attend(
+        qkv: Tensor,
+        kv: Tensor,
+        rows: PagedRows,
+        turns: tuple[Tensor, Tensor],
+        window: int | None,
+    ) -> Tensor:
+        return attention(qkv, kv, rows, turns, window)
 
     def __init__(self, layers: Sequence[Layer], shape: Shape) -> None:
         self._layers = tuple(layers)
@@ -74,14 +96,14 @@ class TorchLayers:
         update: Tensor | None = None
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             if update is None:
-                x = rms_norm(residual, layer.attention_norm, shape.norm_eps)
+                x = self._norm(residual, layer.attention_norm, shape.norm_eps)
             else:
-                x = add_rms_norm(update, residual, layer.attention_norm, shape.norm_eps)
+                x = self._add_norm(update, residual, layer.attention_norm, shape.norm_eps)
             qkv = layer.qkv(x).view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-            mixed = attention(qkv, layer_kv, groups[layer.group], turns, layer.window)
+            mixed = self._attend(qkv, layer_kv, groups[layer.group], turns, layer.window)
             update = layer.output(mixed)
-            x = add_rms_norm(update, residual, layer.mlp_norm, shape.norm_eps)
-            update = layer.down(silu_mul(layer.gate_up(x)))
+            x = self._add_norm(update, residual, layer.mlp_norm, shape.norm_eps)
+            update = layer.down(self._gated(layer.gate_up(x)))
         return residual if update is None else residual + update
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.layers import Layer, Layers, Shape
+from kernels.layers import Layer, Layers, Shape, TorchLayers
 from kernels.linear import Dense, DenseEmbedding, Embedding, Linear, Stored, decoded
 from kernels.paged_attention import PagedRows
-from kernels.rotary import angles
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.gated import silu_mul
 from kernels.triton.kv_write import write_kv
@@ -50,30 +49,30 @@ class TritonOps:
         return decoded(parts, self.dtype).to(self._device)
 
 
-class TritonLayers:
+class TritonLayers(TorchLayers):
     """`kernels.layers.Layers`; tensors of rows lie on the device, their tuples on the host."""
 
-    def __init__(self, layers: Sequence[Layer], shape: Shape) -> None:
-        self._layers = tuple(layers)
-        self._shape = shape
+    @staticmethod
+    def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
 
-    def __call__(
-        self, residual: Tensor, positions: Tensor, groups: Sequence[PagedRows], kv: Sequence[Tensor]
+    @staticmethod
+    def _add_norm(update: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return add_rms_norm(update, residual, weight, eps)
+
+    @staticmethod
+    def _gated(x: Tensor) -> Tensor:
+        return silu_mul(x)
+
+    @staticmethod
+    def _attend(
+        qkv: Tensor,
+        kv: Tensor,
+        rows: PagedRows,
+        turns: tuple[Tensor, Tensor],
+        window: int | None,
     ) -> Tensor:
-        shape = self._shape
-        turns = angles(positions, shape.inverse_frequencies)
-        update: Tensor | None = None
-        for layer, layer_kv in zip(self._layers, kv, strict=True):
-            if update is None:
-                x = rms_norm(residual, layer.attention_norm, shape.norm_eps)
-            else:
-                x = add_rms_norm(update, residual, layer.attention_norm, shape.norm_eps)
-            qkv = layer.qkv(x).view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-            mixed = attention(qkv, layer_kv, groups[layer.group], turns, layer.window)
-            update = layer.output(mixed)
-            x = add_rms_norm(update, residual, layer.mlp_norm, shape.norm_eps)
-            update = layer.down(silu_mul(layer.gate_up(x)))
-        return residual if update is None else residual + update
+        return attention(qkv, kv, rows, turns, window)
 
 
 def attention(
