@@ -175,7 +175,7 @@ void attend(Board &board, const Attention &a, const Rows &rows, const float *qkv
 int64_t attention_bytes(const Attention &a) {
     const int64_t queries = TILE * (a.heads / a.kv_heads);
     const int64_t plain = (2 * KEYS * a.dim + queries * (2 * a.dim + 17)) * 4;
-    const int64_t wide = KEYS * a.dim * 6 + queries * (a.dim * 8 + 128);
+    const int64_t wide = KEYS * a.dim * 4 + queries * (a.dim * 6 + 128);
     return std::max(plain, wide) + 256;
 }
 

@@ -36,28 +36,30 @@ inline const T *token_at(const Attention &a, const Tile &tile, const T *kv, int6
 
 #ifdef SKERRY_PAIRS
 
-// Scores come from products of bf16 pairs: the query in two parts of bf16 each, which keep 16 bits
-// of it. Values are widened to even and odd elements, 16 floats each, and mixed in float.
+// Scores are products of pairs of bf16 along the head, the mix of values one of pairs of keys: the
+// query and the shares are rounded to bf16 as keys and values are, sums are floats.
 template <int DIM>
 struct Wide {
     static constexpr int PAIRS = DIM / 2, PARTS = DIM / 16;
     struct Query {
-        uint32_t high[PAIRS], low[PAIRS];
-        __m512 sum, mixed[PARTS];
+        uint32_t pairs[PAIRS];
+        __m512 sum, mixed[PARTS];  // in the order of `interleave`
         float best;
     };
-    __m512i keys[4][PAIRS];       // [16 keys each][pair]: one pair of 16 keys
-    __m512 values[KEYS][PARTS];  // only for tiles of several tokens
+    __m512i keys[4][PAIRS];             // [16 keys each][pair]: one pair of 16 keys
+    __m512i values[KEYS / 2][PARTS];    // [two keys]; only for tiles of several tokens
     Query queries[1];
 
-    template <int COUNT>
-    static void widen(const bf16 *value, __m512 (&out)[COUNT]) {
-        for (int i = 0; i < COUNT / 2; ++i) {
-            const __m512i both = _mm512_loadu_si512(value + i * 32);
-            out[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-            out[2 * i + 1] = _mm512_castsi512_ps(
-                _mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))));
-        }
+    // Two keys' values of 32 elements each → pairs of the two: of each 8 elements the first 4, the
+    // others.
+    static void interleave(__m512i one, __m512i two, __m512i *out) {
+        out[0] = _mm512_unpacklo_epi16(one, two);
+        out[1] = _mm512_unpackhi_epi16(one, two);
+    }
+
+    // 32 elements, or zeros where nobody has written or may look.
+    static __m512i values_at(const bf16 *value, bool there) {
+        return _mm512_maskz_loadu_epi16(there ? ~__mmask32(0) : 0, value);
     }
 
     // For one token nearly all the time goes by waiting for memory: ask for the values of these
@@ -81,10 +83,19 @@ struct Wide {
                 transpose(v);
                 for (int t = 0; t < 16; ++t) keys[s][i * 16 + t] = v[t];
             }
-            if (tile.count > 1)
-                for (int64_t t = 0; t < std::min<int64_t>(16, end - start - s * 16); ++t)
-                    widen(key + a.to_value + t * DIM, values[s * 16 + t]);
+            if (tile.count == 1) continue;
+            const int64_t from = earliest(a, tile) - start - s * 16, to = end - start - s * 16;
+            for (int64_t t = 0; t < 16; t += 2)
+                pair_of(key + a.to_value + t * DIM, t >= from && t < to, t + 1 >= from && t + 1 < to,
+                        values[s * 8 + t / 2]);
         }
+    }
+
+    // The values of two keys that lie one after the other.
+    static void pair_of(const bf16 *value, bool one, bool two, __m512i (&out)[PARTS]) {
+        for (int i = 0; i < PARTS / 2; ++i)
+            interleave(values_at(value + i * 32, one), values_at(value + DIM + i * 32, two),
+                       out + 2 * i);
     }
 
     // Bits first … last − 1, where those of 16 exist.
@@ -94,35 +105,40 @@ struct Wide {
         return __mmask16(below & above);
     }
 
+    // Scores of SETS · 16 keys from set `from` on; −∞ for keys that are not seen.
+    template <int GROUP, int SETS>
+    void score(int from, int64_t first, int64_t last, const Query *query,
+               __m512 (&scores)[GROUP][4]) const {
+        __m512 sums[GROUP][SETS];
+        for (auto &row : sums)
+            for (__m512 &one : row) one = _mm512_setzero_ps();
+        for (int p = 0; p < PAIRS; ++p)
+            for (int g = 0; g < GROUP; ++g) {
+                const __m512bh pair = (__m512bh)_mm512_set1_epi32(int(query[g].pairs[p]));
+                for (int s = 0; s < SETS; ++s)
+                    sums[g][s] = _mm512_dpbf16_ps(sums[g][s], (__m512bh)keys[from + s][p], pair);
+            }
+        for (int s = 0; s < SETS; ++s) {
+            const __mmask16 lanes = visible(first - (from + s) * 16, last - (from + s) * 16);
+            for (int g = 0; g < GROUP; ++g)
+                scores[g][from + s] =
+                    _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), lanes, sums[g][s]);
+        }
+    }
+
     template <int GROUP>
     void step(const Attention &a, const Tile &tile, const bf16 *kv, int64_t start, int64_t first,
               int64_t last, Query *query) {
         __m512 scores[GROUP][4];
-        for (int64_t s = 0; s < 4; s += 2) {  // two sets at a time: enough independent sums
-            for (int g = 0; g < GROUP; ++g)
-                scores[g][s] = scores[g][s + 1] = _mm512_set1_ps(-INFINITY);
-            if (s * 16 >= last || s * 16 + 32 <= first) continue;
-            __m512 high[GROUP][2], low[GROUP][2];
-            for (int g = 0; g < GROUP; ++g)
-                high[g][0] = high[g][1] = low[g][0] = low[g][1] = _mm512_setzero_ps();
-            for (int p = 0; p < PAIRS; ++p)
-                for (int g = 0; g < GROUP; ++g) {
-                    const __m512bh a = (__m512bh)_mm512_set1_epi32(int(query[g].high[p]));
-                    const __m512bh b = (__m512bh)_mm512_set1_epi32(int(query[g].low[p]));
-                    for (int i = 0; i < 2; ++i) {
-                        const __m512bh pairs = (__m512bh)keys[s + i][p];
-                        high[g][i] = _mm512_dpbf16_ps(high[g][i], pairs, a);
-                        low[g][i] = _mm512_dpbf16_ps(low[g][i], pairs, b);
-                    }
-                }
-            for (int i = 0; i < 2; ++i) {
-                const __mmask16 lanes = visible(first - (s + i) * 16, last - (s + i) * 16);
-                for (int g = 0; g < GROUP; ++g)
-                    scores[g][s + i] =
-                        _mm512_mask_add_ps(scores[g][s + i], lanes, high[g][i], low[g][i]);
-            }
-        }
-        alignas(64) float shares[GROUP][KEYS];
+        for (auto &row : scores)
+            for (__m512 &one : row) one = _mm512_set1_ps(-INFINITY);
+        if (last <= 32)
+            score<GROUP, 2>(0, first, last, query, scores);
+        else if (first >= 32)
+            score<GROUP, 2>(2, first, last, query, scores);
+        else
+            score<GROUP, 4>(0, first, last, query, scores);
+        alignas(64) uint32_t shares[GROUP][KEYS / 2];  // bf16, of two keys each
         for (int g = 0; g < GROUP; ++g) {
             Query &q = query[g];
             const __m512 top = _mm512_max_ps(_mm512_max_ps(scores[g][0], scores[g][1]),
@@ -131,10 +147,11 @@ struct Wide {
             const __m512 kept = exp2_negative(_mm512_set1_ps(q.best - best));
             q.best = best;
             __m512 part[4];
-            for (int s = 0; s < 4; ++s) {
+            for (int s = 0; s < 4; ++s)
                 part[s] = exp2_negative(_mm512_sub_ps(scores[g][s], _mm512_set1_ps(best)));
-                _mm512_store_ps(shares[g] + s * 16, part[s]);
-            }
+            for (int s = 0; s < 4; s += 2)
+                _mm512_store_si512(shares[g] + s * 8,
+                                   (__m512i)_mm512_cvtne2ps_pbh(part[s + 1], part[s]));
             q.sum = _mm512_fmadd_ps(q.sum, kept,
                                     _mm512_add_ps(_mm512_add_ps(part[0], part[1]),
                                                   _mm512_add_ps(part[2], part[3])));
@@ -146,20 +163,22 @@ struct Wide {
             for (int g = 0; g < GROUP; ++g)
                 for (int i = 0; i < AT_ONCE; ++i) mixed[g][i] = query[g].mixed[from + i];
             const bf16 *own = nullptr;
-            for (int64_t j = first; j < last; ++j) {
-                __m512 value[AT_ONCE];
+            for (int64_t j = first / 2; j < (last + 1) / 2; ++j) {
+                __m512i value[AT_ONCE];
                 if (tile.count > 1) {
                     for (int i = 0; i < AT_ONCE; ++i) value[i] = values[j][from + i];
                 } else {
-                    if (own == nullptr || j % 16 == 0)
-                        own = token_at(a, tile, kv, start + j) + a.to_value;
-                    widen(own + from * 16, value);
-                    own += DIM;
+                    if (own == nullptr || j % 8 == 0)
+                        own = token_at(a, tile, kv, start + 2 * j) + a.to_value + from * 16;
+                    for (int i = 0; i < AT_ONCE; i += 2)
+                        interleave(values_at(own + i * 16, 2 * j >= first),
+                                   values_at(own + DIM + i * 16, 2 * j + 1 < last), value + i);
+                    own += 2 * DIM;
                 }
                 for (int g = 0; g < GROUP; ++g) {
-                    const __m512 share = _mm512_set1_ps(shares[g][j]);
+                    const __m512bh share = (__m512bh)_mm512_set1_epi32(int(shares[g][j]));
                     for (int i = 0; i < AT_ONCE; ++i)
-                        mixed[g][i] = _mm512_fmadd_ps(share, value[i], mixed[g][i]);
+                        mixed[g][i] = _mm512_dpbf16_ps(mixed[g][i], (__m512bh)value[i], share);
                 }
             }
             for (int g = 0; g < GROUP; ++g)
@@ -168,18 +187,11 @@ struct Wide {
     }
 
     static void set(Query &query, const float *from, float scale) {
-        for (int p = 0; p < PAIRS; ++p) {
-            uint32_t parts[2] = {0, 0};
-            for (int i = 0; i < 2; ++i) {
-                const float value = from[2 * p + i] * scale;
-                bf16 high, low;
-                store(high, value);
-                store(low, value - load(high));
-                parts[0] |= uint32_t(high.bits) << (16 * i);
-                parts[1] |= uint32_t(low.bits) << (16 * i);
-            }
-            query.high[p] = parts[0], query.low[p] = parts[1];
-        }
+        for (int i = 0; i < PARTS; ++i)
+            _mm256_storeu_si256(
+                (__m256i *)(query.pairs + i * 8),
+                (__m256i)_mm512_cvtneps_pbh(
+                    _mm512_mul_ps(_mm512_loadu_ps(from + i * 16), _mm512_set1_ps(scale))));
         query.sum = _mm512_setzero_ps();
         for (int i = 0; i < PARTS; ++i) query.mixed[i] = _mm512_setzero_ps();
         query.best = -INFINITY;
@@ -187,14 +199,11 @@ struct Wide {
 
     static void get(const Query &query, float *to) {
         const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(query.sum));
-        alignas(64) float even[16], odd[16];
-        for (int i = 0; i < PARTS / 2; ++i) {
-            _mm512_store_ps(even, _mm512_mul_ps(query.mixed[2 * i], share));
-            _mm512_store_ps(odd, _mm512_mul_ps(query.mixed[2 * i + 1], share));
-            for (int lane = 0; lane < 16; ++lane) {
-                to[i * 32 + 2 * lane] = even[lane];
-                to[i * 32 + 2 * lane + 1] = odd[lane];
-            }
+        alignas(64) float four[16];
+        for (int i = 0; i < PARTS; ++i) {
+            _mm512_store_ps(four, _mm512_mul_ps(query.mixed[i], share));
+            for (int lane = 0; lane < 4; ++lane)
+                std::memcpy(to + i / 2 * 32 + lane * 8 + i % 2 * 4, four + lane * 4, 16);
         }
     }
 

@@ -51,8 +51,8 @@ int64_t thread_bytes(const Model &m) {
 
 int64_t joined(const Attention &a) { return (a.heads + 2 * a.kv_heads) * a.dim; }
 
-// Tokens that go through an MLP at a time: what it makes of them stays in the cache.
-constexpr int64_t MLP_TOKENS = 128;
+// Tokens that go through an MLP at a time: what it makes of them stays in the last cache.
+constexpr int64_t MLP_TOKENS = 384;
 
 struct Memory {
     float *qkv, *gate_up, *cos, *sin;
@@ -85,10 +85,8 @@ constexpr int64_t ROW_STEP = GROUP;
 template <typename Fill>
 void prepare(Board &board, const Product &product, const Operands &x, int64_t tokens, Fill fill) {
     for_rows(board, tokens, ROW_STEP, [&](int64_t first, int64_t last) {
-        for (int64_t token = first; token < last; ++token) {
-            fill(token, x.values + token * x.ins);
-            if (!product.exact) to_integers(x, token);
-        }
+        for (int64_t token = first; token < last; ++token) fill(token, x.values + token * x.ins);
+        if (!product.exact) to_integers(x, first, last);
     });
 }
 
@@ -97,11 +95,19 @@ void mlp(Board &board, const Model &m, const Layer &l, float *residual, int64_t 
     prepare(board, l.gate_up, memory.narrow, tokens, [&](int64_t token, float *to) {
         rms_norm(m.hidden, residual + token * m.hidden, l.mlp_norm, m.eps, to);
     });
-    multiply(board, l.gate_up, memory.narrow, tokens, memory.gate_up, l.gate_up.outs, false, own);
-    prepare(board, l.down, memory.wide, tokens, [&](int64_t token, float *to) {
-        silu_mul(m.width, memory.gate_up + token * 2 * m.width, to);
-    });
-    multiply(board, l.down, memory.wide, tokens, residual, m.hidden, true, own);
+    if (gates(l.gate_up)) {
+        multiply(board, l.gate_up, memory.narrow, tokens,
+                 {memory.wide.values, m.width, nullptr, false, true}, own);
+        prepare(board, l.down, memory.wide, tokens, [](int64_t, float *) {});
+    } else {
+        multiply(board, l.gate_up, memory.narrow, tokens,
+                 {memory.gate_up, l.gate_up.outs, l.gate_up.bias, false, false}, own);
+        prepare(board, l.down, memory.wide, tokens, [&](int64_t token, float *to) {
+            silu_mul(m.width, memory.gate_up + token * 2 * m.width, to);
+        });
+    }
+    multiply(board, l.down, memory.wide, tokens, {residual, m.hidden, l.down.bias, true, false},
+             own);
 }
 
 void run(Board &board, const Model &m, const Rows *groups, float *residual, const Memory &memory) {
@@ -115,12 +121,14 @@ void run(Board &board, const Model &m, const Rows *groups, float *residual, cons
         prepare(board, l.qkv, memory.narrow, tokens, [&](int64_t token, float *to) {
             rms_norm(hidden, residual + token * hidden, l.attention_norm, m.eps, to);
         });
-        multiply(board, l.qkv, memory.narrow, tokens, memory.qkv, l.qkv.outs, false, own);
+        multiply(board, l.qkv, memory.narrow, tokens,
+                 {memory.qkv, l.qkv.outs, l.qkv.bias, false, false}, own);
         rotate_and_write(board, attention, rows, memory.qkv, memory.cos, memory.sin, l.kv);
         attend(board, attention, rows, memory.qkv, l.kv, memory.mixed.values, own);
         if (!l.output.exact)
             prepare(board, l.output, memory.mixed, tokens, [](int64_t, float *) {});
-        multiply(board, l.output, memory.mixed, tokens, residual, hidden, true, own);
+        multiply(board, l.output, memory.mixed, tokens, {residual, hidden, l.output.bias, true, false},
+                 own);
         for (int64_t first = 0; first < tokens; first += MLP_TOKENS)
             mlp(board, m, l, residual + first * hidden, std::min(tokens - first, MLP_TOKENS),
                 memory, own);
@@ -161,7 +169,7 @@ void skerry_linear(const Product *product, int64_t tokens, const float *x, float
         prepare(board, *product, operands, tokens, [&](int64_t token, float *to) {
             std::memcpy(to, x + token * product->ins, size_t(product->ins) * sizeof(float));
         });
-        multiply(board, *product, operands, tokens, y, product->outs, false,
+        multiply(board, *product, operands, tokens, {y, product->outs, product->bias, false, false},
                  own + omp_get_thread_num() * (panel_bytes(*product) + 64));
     });
 }

@@ -58,7 +58,20 @@ inline void quads(const Place &place, int64_t at, __m512i (&out)[4]) {
 
 #ifdef SKERRY_INTEGER
 
-struct Unpacked {  // one block of 16 rows
+// Scales and zeros of a 4-bit block of 16 rows.
+template <int KIND>
+inline void heads(const Place &place, __m512 &scales, __m512 &zeros) {
+    if (KIND == Q4_1) {
+        const __m512i both = heads_of<uint32_t>(place);
+        scales = halves(both);
+        zeros = halves(_mm512_srli_epi32(both, 16));
+    } else {
+        scales = halves(heads_of<uint16_t>(place));
+        zeros = _mm512_mul_ps(scales, _mm512_set1_ps(-8));
+    }
+}
+
+struct Unpacked {  // one block of 16 rows, in bytes
     __m512i quads[8];
     __m512 scales, zeros;
 };
@@ -86,15 +99,19 @@ void unpack(const Panel &panel, int64_t blocks, Unpacked *out) {
             out->quads[i] = _mm512_and_si512(four[i], low);
             out->quads[4 + i] = _mm512_and_si512(_mm512_srli_epi16(four[i], 4), low);
         }
-        if (KIND == Q4_1) {
-            __m512i heads = heads_of<uint32_t>(place);
-            out->scales = halves(heads);
-            out->zeros = halves(_mm512_srli_epi32(heads, 16));
-        } else {
-            out->scales = halves(heads_of<uint16_t>(place));
-            out->zeros = _mm512_mul_ps(out->scales, _mm512_set1_ps(-8));
-        }
+        heads<KIND>(place, out->scales, out->zeros);
     }
+}
+
+// `panel` itself, or where it has fewer than 16 rows, a copy that is filled up with zeros.
+template <int KIND>
+Panel whole(const Panel &panel, int64_t blocks, uint8_t *copy) {
+    if (panel.count == 16) return panel;
+    const int64_t row = blocks * block_bytes(KIND);
+    std::memset(copy, 0, size_t(16 * row));
+    for (int64_t i = 0; i < panel.count; ++i)
+        std::memcpy(copy + i * row, panel.base + i * panel.stride, size_t(row));
+    return Panel{copy, row, KIND, panel.first, 16};
 }
 
 #endif
