@@ -83,20 +83,64 @@ void attend_plain(const Attention &a, const Tile &tile, const float *qkv, const 
     }
 }
 
-void attend_tile(const Attention &a, const Tile &tile, const float *qkv, const void *kv, float *out,
-                 uint8_t *scratch) {
-    if (!a.kv_bf16)
-        return attend_plain(a, tile, qkv, (const float *)kv + tile.kv_head * a.to_head, out,
-                            scratch);
-    const bf16 *head = (const bf16 *)kv + tile.kv_head * a.to_head;
+void attend_tile(const Attention &a, const Tile &tile, [[maybe_unused]] const Tile *next,
+                 const float *qkv, const void *kv, float *out, uint8_t *scratch) {
 #ifdef SKERRY_PAIRS
     if (wide_fits(a)) {
-        if (a.dim == 64) return ((Wide<64> *)scratch)->run(a, tile, qkv, head, out);
-        return ((Wide<128> *)scratch)->run(a, tile, qkv, head, out);
+        const bf16 *data = (const bf16 *)kv;
+        if (a.dim == 64)
+            ((Wide<64> *)scratch)->run(a, tile, next, qkv, data, out);
+        else
+            ((Wide<128> *)scratch)->run(a, tile, next, qkv, data, out);
+        return;
     }
 #endif
-    attend_plain(a, tile, qkv, head, out, scratch);
+    Tile one = tile;
+    one.heads = 1;
+    for (; one.kv_head < tile.kv_head + tile.heads; ++one.kv_head) {
+        const int64_t head = one.kv_head * a.to_head;
+        if (a.kv_bf16)
+            attend_plain(a, one, qkv, (const bf16 *)kv + head, out, scratch);
+        else
+            attend_plain(a, one, qkv, (const float *)kv + head, out, scratch);
+    }
 }
+
+// Gives the tiles of all rows by number; numbers only grow, so rows are passed once.
+class Tiles {
+  public:
+    // Heads of one token are taken together where there are rows enough for all threads.
+    Tiles(const Attention &a, const Rows &rows, int threads)
+        : a_(a), rows_(rows),
+          together_(rows.count >= 2 * threads && a.kv_heads <= TILE ? a.kv_heads : 1) {}
+
+    bool find(int64_t number, Tile &tile) {
+        int64_t count = 0, heads = 1;
+        for (; row_ < rows_.count; before_ += count, ++row_) {
+            const int64_t length = rows_.spans[row_ * 3 + 1];
+            heads = length == 1 ? together_ : 1;
+            count = (length + TILE - 1) / TILE * (a_.kv_heads / heads);
+            if (number < before_ + count) break;
+        }
+        if (row_ == rows_.count) return false;
+        const int32_t *span = rows_.spans + row_ * 3;
+        const int64_t piece = number - before_, each = a_.kv_heads / heads;
+        const int64_t from = (count / each - 1 - piece / each) * TILE;  // longest context first
+        tile.token = span[0] + from;
+        tile.count = std::min<int64_t>(TILE, span[1] - from);
+        tile.position = span[2] + from;
+        tile.kv_head = piece % each * heads;
+        tile.heads = heads;
+        tile.table = rows_.tables + row_ * rows_.table_width;
+        return true;
+    }
+
+  private:
+    const Attention &a_;
+    const Rows &rows_;
+    const int64_t together_;
+    int64_t row_ = 0, before_ = 0;
+};
 
 template <typename T>
 void write_token(const Attention &a, const float *row, int64_t slot, T *kv) {
@@ -149,25 +193,12 @@ void rotate_and_write(Board &board, const Attention &a, const Rows &rows, float 
 void attend(Board &board, const Attention &a, const Rows &rows, const float *qkv, const void *kv,
             float *out, uint8_t *scratch) {
     scratch += -uintptr_t(scratch) & 63;
-    int64_t row = 0, tiles_before = 0;  // pieces only grow: rows are passed once
-    for (int64_t at = board.claim();; at = board.claim()) {
-        int64_t tiles = 0;
-        while (row < rows.count) {
-            tiles = (rows.spans[row * 3 + 1] + TILE - 1) / TILE;
-            if (at < (tiles_before + tiles) * a.kv_heads) break;
-            tiles_before += tiles, ++row;
-        }
-        if (row == rows.count) break;
-        const int32_t *span = rows.spans + row * 3;
-        const int64_t piece = at - tiles_before * a.kv_heads;
-        const int64_t from = (tiles - 1 - piece / a.kv_heads) * TILE;  // the longest context first
-        Tile tile;
-        tile.token = span[0] + from;
-        tile.count = std::min<int64_t>(TILE, span[1] - from);
-        tile.position = span[2] + from;
-        tile.kv_head = piece % a.kv_heads;
-        tile.table = rows.tables + row * rows.table_width;
-        attend_tile(a, tile, qkv, kv, out, scratch);
+    Tiles tiles(a, rows, board.threads());
+    Tile own, next;
+    for (bool more = tiles.find(board.claim(), own); more;) {
+        more = tiles.find(board.claim(), next);
+        attend_tile(a, own, more ? &next : nullptr, qkv, kv, out, scratch);
+        own = next;
     }
     board.wait();
 }

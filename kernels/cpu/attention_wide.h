@@ -10,9 +10,10 @@ namespace skerry {
 constexpr int64_t KEYS = 64;   // positions for each step of the softmax
 constexpr int64_t TILE = 16;   // tokens of a row that share one unpacking of the keys
 
-// A part of one row against one KV head.
+// A part of one row against `heads` KV heads from `kv_head` on; more than one only for one token, for
+// which nearly all the time goes by waiting for memory: the heads of a block lie together there.
 struct Tile {
-    int64_t token, count, position, kv_head;
+    int64_t token, count, position, kv_head, heads;
     const int32_t *table;
 };
 
@@ -62,18 +63,35 @@ struct Wide {
         return _mm512_maskz_loadu_epi16(there ? ~__mmask32(0) : 0, value);
     }
 
-    // For one token nearly all the time goes by waiting for memory: ask for the values of these
-    // keys and for the keys after them while the scores are computed.
-    static void ask(const Attention &a, const Tile &tile, const bf16 *kv, int64_t start,
-                    int64_t end) {
-        for (int64_t at = start; at < std::min(start + 2 * KEYS, end); at += 16) {
-            const bf16 *from = token_at(a, tile, kv, at) + (at < start + KEYS ? a.to_value : 0);
-            for (int64_t i = 0; i < 16 * DIM; i += 32) _mm_prefetch(from + i, _MM_HINT_T0);
+    // Where 64 positions of one head lie that are wanted next. They are asked for line by line while
+    // others are computed: all at once would fill the queue of the memory, and wait there.
+    struct Ahead {
+        const bf16 *blocks[4];
+        int64_t to_value;
+        void ask_keys(int64_t line) const {
+            for (const bf16 *block : blocks) _mm_prefetch(block + line * 32, _MM_HINT_T0);
         }
+        void ask_values(int64_t line) const {
+            for (const bf16 *block : blocks) _mm_prefetch(block + to_value + line * 32, _MM_HINT_T0);
+        }
+    };
+
+    // `kv`: of the head.
+    static Ahead ahead_of(const Attention &a, const Tile &tile, const bf16 *kv, int64_t start) {
+        Ahead ahead{{}, a.to_value};
+        const int64_t first = earliest(a, tile), last = tile.position + tile.count - 1;
+        for (int64_t s = 0; s < 4; ++s)
+            ahead.blocks[s] =
+                token_at(a, tile, kv, std::clamp(start + s * 16, first, last) / 16 * 16);
+        return ahead;
+    }
+
+    // The 64 positions at which a tile begins.
+    static int64_t begin(const Attention &a, const Tile &tile) {
+        return earliest(a, tile) / KEYS * KEYS;
     }
 
     void gather(const Attention &a, const Tile &tile, const bf16 *kv, int64_t start, int64_t end) {
-        if (tile.count == 1) ask(a, tile, kv, start, end);
         for (int64_t s = 0; s < 4 && start + s * 16 < end; ++s) {
             if (start + s * 16 + 16 <= earliest(a, tile)) continue;
             const bf16 *key = token_at(a, tile, kv, start + s * 16);
@@ -107,17 +125,19 @@ struct Wide {
 
     // Scores of SETS · 16 keys from set `from` on; −∞ for keys that are not seen.
     template <int GROUP, int SETS>
-    void score(int from, int64_t first, int64_t last, const Query *query,
+    void score(int from, int64_t first, int64_t last, const Query *query, const Ahead *ahead,
                __m512 (&scores)[GROUP][4]) const {
         __m512 sums[GROUP][SETS];
         for (auto &row : sums)
             for (__m512 &one : row) one = _mm512_setzero_ps();
-        for (int p = 0; p < PAIRS; ++p)
+        for (int p = 0; p < PAIRS; ++p) {
+            if (ahead != nullptr) ahead->ask_keys(p);
             for (int g = 0; g < GROUP; ++g) {
                 const __m512bh pair = (__m512bh)_mm512_set1_epi32(int(query[g].pairs[p]));
                 for (int s = 0; s < SETS; ++s)
                     sums[g][s] = _mm512_dpbf16_ps(sums[g][s], (__m512bh)keys[from + s][p], pair);
             }
+        }
         for (int s = 0; s < SETS; ++s) {
             const __mmask16 lanes = visible(first - (from + s) * 16, last - (from + s) * 16);
             for (int g = 0; g < GROUP; ++g)
@@ -128,16 +148,16 @@ struct Wide {
 
     template <int GROUP>
     void step(const Attention &a, const Tile &tile, const bf16 *kv, int64_t start, int64_t first,
-              int64_t last, Query *query) {
+              int64_t last, const Ahead *ahead, Query *query) {
         __m512 scores[GROUP][4];
         for (auto &row : scores)
             for (__m512 &one : row) one = _mm512_set1_ps(-INFINITY);
         if (last <= 32)
-            score<GROUP, 2>(0, first, last, query, scores);
+            score<GROUP, 2>(0, first, last, query, ahead, scores);
         else if (first >= 32)
-            score<GROUP, 2>(2, first, last, query, scores);
+            score<GROUP, 2>(2, first, last, query, ahead, scores);
         else
-            score<GROUP, 4>(0, first, last, query, scores);
+            score<GROUP, 4>(0, first, last, query, ahead, scores);
         alignas(64) uint32_t shares[GROUP][KEYS / 2];  // bf16, of two keys each
         for (int g = 0; g < GROUP; ++g) {
             Query &q = query[g];
@@ -164,6 +184,8 @@ struct Wide {
                 for (int i = 0; i < AT_ONCE; ++i) mixed[g][i] = query[g].mixed[from + i];
             const bf16 *own = nullptr;
             for (int64_t j = first / 2; j < (last + 1) / 2; ++j) {
+                if (ahead != nullptr && from == 0)
+                    for (int i = 0; i < DIM / 64; ++i) ahead->ask_values(j * (DIM / 64) + i);
                 __m512i value[AT_ONCE];
                 if (tile.count > 1) {
                     for (int i = 0; i < AT_ONCE; ++i) value[i] = values[j][from + i];
@@ -207,35 +229,55 @@ struct Wide {
         }
     }
 
-    void run(const Attention &a, const Tile &tile, const float *qkv, const bf16 *kv, float *out) {
+    // `kv` is that of head 0. `next`: what this thread computes then, or null.
+    void run(const Attention &a, const Tile &tile, const Tile *next, const float *qkv,
+             const bf16 *kv, float *out) {
         const int64_t group = a.heads / a.kv_heads, width = (a.heads + 2 * a.kv_heads) * DIM;
-        for (int64_t n = 0; n < tile.count * group; ++n)
+        const int64_t each = tile.heads * group, first_head = tile.kv_head * group;
+        for (int64_t n = 0; n < tile.count * each; ++n)
             set(queries[n],
-                qkv + (tile.token + n / group) * width + (tile.kv_head * group + n % group) * DIM,
+                qkv + (tile.token + n / each) * width + (first_head + n % each) * DIM,
                 a.scale * LOG2_E);
         const int64_t end = tile.position + tile.count;
-        int64_t start = earliest(a, tile);
-        for (start -= start % KEYS; start < end; start += KEYS) {
-            gather(a, tile, kv, start, end);
-            for (int64_t t = 0; t < tile.count; ++t) {
-                int64_t first, last;
-                seen(a, start, tile.position + t, first, last);
-                if (first >= last) continue;
-                for (int64_t g = 0; g < group;) {
-                    Query *query = queries + t * group + g;
-                    const int64_t left = group - g;
-                    if (left >= 3)
-                        step<3>(a, tile, kv, start, first, last, query), g += 3;
-                    else if (left == 2)
-                        step<2>(a, tile, kv, start, first, last, query), g += 2;
-                    else
-                        step<1>(a, tile, kv, start, first, last, query), g += 1;
-                }
+        for (int64_t start = begin(a, tile); start < end; start += KEYS)
+            for (int64_t h = 0; h < tile.heads; ++h) {
+                Ahead ahead;
+                const Ahead *wanted = tile.count == 1 ? &ahead : nullptr;
+                const bf16 *own = kv + (tile.kv_head + h) * a.to_head;
+                if (h + 1 < tile.heads)
+                    ahead = ahead_of(a, tile, own + a.to_head, start);
+                else if (start + KEYS < end)
+                    ahead = ahead_of(a, tile, kv + tile.kv_head * a.to_head, start + KEYS);
+                else if (next != nullptr)
+                    ahead = ahead_of(a, *next, kv + next->kv_head * a.to_head, begin(a, *next));
+                else
+                    wanted = nullptr;
+                read_keys(a, tile, own, start, end, wanted, queries + h * group);
+            }
+        for (int64_t n = 0; n < tile.count * each; ++n)
+            get(queries[n], out + ((tile.token + n / each) * a.heads + first_head + n % each) * DIM);
+    }
+
+    // 64 positions of one KV head, by all queries of it; those of a token lie together.
+    void read_keys(const Attention &a, const Tile &tile, const bf16 *kv, int64_t start, int64_t end,
+                   const Ahead *ahead, Query *own) {
+        const int64_t group = a.heads / a.kv_heads;
+        gather(a, tile, kv, start, end);
+        for (int64_t t = 0; t < tile.count; ++t) {
+            int64_t first, last;
+            seen(a, start, tile.position + t, first, last);
+            if (first >= last) continue;
+            for (int64_t g = 0; g < group;) {
+                Query *query = own + t * group + g;
+                const int64_t left = group - g;
+                if (left >= 3)
+                    step<3>(a, tile, kv, start, first, last, g ? nullptr : ahead, query), g += 3;
+                else if (left == 2)
+                    step<2>(a, tile, kv, start, first, last, g ? nullptr : ahead, query), g += 2;
+                else
+                    step<1>(a, tile, kv, start, first, last, g ? nullptr : ahead, query), g += 1;
             }
         }
-        for (int64_t n = 0; n < tile.count * group; ++n)
-            get(queries[n], out + ((tile.token + n / group) * a.heads + tile.kv_head * group +
-                                   n % group) * DIM);
     }
 };
 

@@ -132,8 +132,8 @@ class StoredLinear:
         self._ops = ops
         self._keep = (table, [part.data for part in parts], bias)
         self.shape = (first, parts[0].columns)
-        integers = [part.encoding in _INTEGERS for part in parts]
-        exact = ops.dtype == torch.float32 or not any(integers)
+        encodings = {part.encoding for part in parts}
+        exact = ops.dtype == torch.float32 or encodings.isdisjoint(_INTEGERS)
         self.product = CProduct(
             panels=table.data_ptr(),
             panel_count=len(panels) // 5,
@@ -141,7 +141,7 @@ class StoredLinear:
             ins=parts[0].columns,
             bias=address(bias),
             exact=exact,
-            integers=all(integers),
+            alike=not exact and len(encodings) == 1,
         )
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -18,18 +18,17 @@ constexpr int64_t FEW = 16;  // tokens below which panels are claimed several at
 constexpr int64_t RUNS = 4;  // so that each thread comes back this often
 
 // Two panels, of which the second may be none.
-void pair_product([[maybe_unused]] const Product &product, const Panel *const *panels, int64_t count, const Operands &x,
-                  int64_t first, int64_t last, const Target &to, uint8_t *scratch) {
+void pair_product([[maybe_unused]] const Product &product, const Panel *const *panels,
+                  int64_t count, const Operands &x, int64_t first, int64_t last, const Target &to,
+                  uint8_t *scratch) {
 #ifdef SKERRY_INTEGER
-    auto bits = [&](int64_t i) {  // 0: not multiplied as integers
-        const int64_t kind = panels[i]->kind;
-        return product.exact || kind > Q4_1 ? 0 : kind == Q8_0 ? 8 : 4;
-    };
-    if (count == 2 && bits(0) && bits(0) == bits(1))
-        return panels_product<2>(panels, x, first, last, to, scratch);
+    const int64_t ahead = to.gated ? 16 : 32;
+    auto integers = [&](int64_t i) { return !product.exact && panels[i]->kind <= Q4_1; };
+    if (count == 2 && integers(0) && panels[0]->kind == panels[1]->kind)
+        return panels_product<2>(panels, ahead, x, first, last, to, scratch);
     for (int64_t i = 0; i < count; ++i)
-        if (bits(i))
-            panels_product<1>(panels + i, x, first, last, to, scratch);
+        if (integers(i))
+            panels_product<1>(panels + i, ahead, x, first, last, to, scratch);
         else
             panel_product(*panels[i], x, first, last, to, scratch);
 #else
@@ -39,8 +38,8 @@ void pair_product([[maybe_unused]] const Product &product, const Panel *const *p
 
 }  // namespace
 
-// Floats need 64 bytes a column; two panels of integers 40, and the copy of one that is not whole 17.
-int64_t panel_bytes(const Product &product) { return product.ins * 64 + 128; }
+// Floats need 64 bytes a column; two panels of integers 40, and copies of those not whole 34.
+int64_t panel_bytes(const Product &product) { return product.ins * 74 + 128; }
 
 void multiply(Board &board, const Product &product, const Operands &x, int64_t tokens,
               const Target &to, uint8_t *scratch) {
@@ -49,7 +48,7 @@ void multiply(Board &board, const Product &product, const Operands &x, int64_t t
     const int64_t most = std::max<int64_t>(PART_BYTES / bytes, GROUP);
     const int64_t parts = std::max<int64_t>((tokens + most - 1) / most, 1);
     const int64_t rows = ((tokens + parts - 1) / parts + GROUP - 1) / GROUP * GROUP;
-    const int64_t pairs = (product.panel_count + 1) / 2, pieces = parts * pairs;
+    const int64_t pairs = (product.panel_count + 1) / 2, pieces = tokens ? parts * pairs : 0;
     // A pair for few tokens takes less time than two threads need to agree on who takes it.
     const int64_t run = tokens < FEW ? std::max<int64_t>(pieces / (board.threads() * RUNS), 1) : 1;
     for (int64_t start = board.claim(run); start < pieces; start = board.claim(run))

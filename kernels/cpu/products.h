@@ -26,7 +26,7 @@ struct Product {
     int64_t panel_count, outs, ins;
     const float *bias;  // [outs] or null
     int64_t exact;      // all panels as floats; else 4- and 8-bit blocks as integers
-    int64_t integers;   // all panels are such blocks
+    int64_t alike;      // all panels are such blocks, of one kind
 };
 
 // What products take in. Integers: of each block of 32, x ≈ scale · (256·high + low), the scale being
@@ -71,7 +71,7 @@ void multiply(Board &board, const Product &product, const Operands &x, int64_t t
 
 // Whether `multiply` can gate what it computes.
 inline bool gates(const Product &product) {
-    return product.integers && !product.exact && product.bias == nullptr && product.outs % 32 == 0;
+    return product.alike && !product.exact && product.bias == nullptr && product.outs % 32 == 0;
 }
 
 // The numbers of stored row `row`, as floats.

@@ -19,7 +19,7 @@ class CProduct(Structure):
         ("ins", c_int64),
         ("bias", c_void_p),
         ("exact", c_int64),
-        ("integers", c_int64),
+        ("alike", c_int64),
     )
 
 

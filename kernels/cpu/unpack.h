@@ -77,31 +77,43 @@ struct Unpacked {  // one block of 16 rows, in bytes
 };
 
 template <int KIND>
-void unpack(const Panel &panel, int64_t blocks, Unpacked *out) {
-    constexpr int64_t size = block_bytes(KIND);
-    Place place{{}, panel.stride};
-    for (int i = 0; i < 4; ++i) place.fours[i] = panel.base + i * 4 * panel.stride;
-    const uint8_t *next = panel.base + 16 * panel.stride;  // where the next panel most often lies
+inline void unpack_block(const Place &place, Unpacked &out) {
     const __m512i low = _mm512_set1_epi8(15), flip = _mm512_set1_epi8(int8_t(0x80));
-    for (int64_t b = 0; b < blocks; ++b, ++out, place.move(size), next += 16 * size) {
-        for (int64_t i = 0; i < 16 * size; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
-        __m512i four[4];
-        if (KIND == Q8_0) {
-            quads(place, 2, four);
-            for (int i = 0; i < 4; ++i) out->quads[i] = _mm512_xor_si512(four[i], flip);
-            quads(place, 18, four);
-            for (int i = 0; i < 4; ++i) out->quads[4 + i] = _mm512_xor_si512(four[i], flip);
-            out->scales = halves(heads_of<uint16_t>(place));
-            continue;
-        }
-        quads(place, size - 16, four);
-        for (int i = 0; i < 4; ++i) {
-            out->quads[i] = _mm512_and_si512(four[i], low);
-            out->quads[4 + i] = _mm512_and_si512(_mm512_srli_epi16(four[i], 4), low);
-        }
-        heads<KIND>(place, out->scales, out->zeros);
+    __m512i four[4];
+    if (KIND == Q8_0) {
+        quads(place, 2, four);
+        for (int i = 0; i < 4; ++i) out.quads[i] = _mm512_xor_si512(four[i], flip);
+        quads(place, 18, four);
+        for (int i = 0; i < 4; ++i) out.quads[4 + i] = _mm512_xor_si512(four[i], flip);
+        out.scales = halves(heads_of<uint16_t>(place));
+        return;
     }
+    quads(place, block_bytes(KIND) - 16, four);
+    for (int i = 0; i < 4; ++i) {
+        out.quads[i] = _mm512_and_si512(four[i], low);
+        out.quads[4 + i] = _mm512_and_si512(_mm512_srli_epi16(four[i], 4), low);
+    }
+    heads<KIND>(place, out.scales, out.zeros);
 }
+
+// Goes through the blocks of a panel, and asks for the memory of the panel `ahead` rows further on.
+template <int KIND>
+struct Unpacker {
+    Place place;
+    const uint8_t *next;
+    Unpacker() = default;
+    Unpacker(const Panel &panel, int64_t ahead)
+        : place{{}, panel.stride}, next(panel.base + ahead * panel.stride) {
+        for (int i = 0; i < 4; ++i) place.fours[i] = panel.base + i * 4 * panel.stride;
+    }
+    void block(Unpacked &out) {
+        constexpr int64_t size = block_bytes(KIND);
+        for (int64_t i = 0; i < 16 * size; i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
+        next += 16 * size;
+        unpack_block<KIND>(place, out);
+        place.move(size);
+    }
+};
 
 // `panel` itself, or where it has fewer than 16 rows, a copy that is filled up with zeros.
 template <int KIND>
