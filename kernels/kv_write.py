@@ -1,4 +1,4 @@
-"""Store the keys and values of new tokens into their slots of the paged pool."""
+"""Store the keys and values, or the latents, of new tokens into their slots of the paged pool."""
 
 from __future__ import annotations
 
@@ -13,4 +13,11 @@ def write_kv(keys: Tensor, values: Tensor, kv: Tensor, slots: Tensor) -> None:
     """
     block_tokens = kv.shape[3]
     blocks = torch.div(slots, block_tokens, rounding_mode="floor")
-    kv[blocks, :, :, slots - blocks * block_tokens] = torch.stack((keys, values), 1)
+    kv[blocks, :, :, slots - blocks * block_tokens] = torch.stack((keys, values), 1).to(kv.dtype)
+
+
+def write_latents(latents: Tensor, pool: Tensor, slots: Tensor) -> None:
+    """latents [tokens, width] into pool [blocks, block_tokens, width], strided; slots as above."""
+    block_tokens = pool.shape[1]
+    blocks = torch.div(slots, block_tokens, rounding_mode="floor")
+    pool[blocks, slots - blocks * block_tokens] = latents.to(pool.dtype)

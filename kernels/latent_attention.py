@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import PagedRows
+from kernels.paged_attention import QUERY_TILE, PagedRows
 
 
 def latent_attention(
@@ -26,14 +26,22 @@ def latent_attention(
     out = queries.new_empty((tokens, heads, rank))
     first = 0
     for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
-        context = start + length
-        blocks = -(-context // latents.shape[1])
-        known = latents[rows.tables[row, :blocks].long()].flatten(0, 1)[:context]
-        own = queries[first : first + length] * scale
-        scores = torch.matmul(own, known.T)
-        position = torch.arange(start, context, device=queries.device)[:, None]
-        future = torch.arange(context, device=queries.device) > position
-        scores.masked_fill_(future[:, None], float("-inf"))
-        out[first : first + length] = torch.matmul(scores.softmax(-1), known[:, :rank])
+        blocks = -(-(start + length) // latents.shape[1])
+        known = latents[rows.tables[row, :blocks].long()].flatten(0, 1).to(queries.dtype)
+        for at in range(0, length, QUERY_TILE):
+            size = min(QUERY_TILE, length - at)
+            tile = slice(first + at, first + at + size)
+            out[tile] = _tile(queries[tile] * scale, known, start + at, rank)
         first += length
     return out
+
+
+def _tile(queries: Tensor, known: Tensor, start: int, rank: int) -> Tensor:
+    """Neighbouring tokens of one sequence, the first of which has position `start`."""
+    context = start + queries.shape[0]
+    known = known[:context]
+    scores = torch.matmul(queries, known.T)
+    position = torch.arange(start, context, device=queries.device)[:, None]
+    future = torch.arange(context, device=queries.device) > position
+    scores.masked_fill_(future[:, None], float("-inf"))
+    return torch.matmul(scores.softmax(-1), known[:, :rank])

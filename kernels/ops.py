@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernels.cpu.build import library_path
 from kernels.cpu.native import NativeOps
-from kernels.layers import Layer, Layers, Shape, TorchLayers
+from kernels.experts import DenseExperts, Experts, stacked
+from kernels.layers import Layer, Layers, Shape
 from kernels.linear import (
     Dense,
     DenseEmbedding,
@@ -23,6 +24,7 @@ from kernels.linear import (
     in_order,
 )
 from kernels.rms_norm import rms_norm
+from kernels.stepwise import TorchLayers
 
 _log = logging.getLogger("skerry.kernels")
 
@@ -36,8 +38,16 @@ class Ops(Protocol):
         """Of KV, and the precision that is asked for."""
         ...
 
+    def placed(self, numbers: Tensor) -> Tensor:
+        """`numbers` where the others are."""
+        ...
+
     def vector(self, stored: Stored) -> Tensor:
         """A vector for `rms_norm`, `layers` or a bias."""
+        ...
+
+    def matrix(self, parts: Sequence[Stored], *, exact: bool = False) -> Tensor:
+        """The numbers of all rows of `parts`, in the precision of activations; fp32 if `exact`."""
         ...
 
     def linear(self, parts: Sequence[Stored], bias: Tensor | None) -> Linear:
@@ -45,6 +55,12 @@ class Ops(Protocol):
         ...
 
     def embedding(self, stored: Stored) -> Embedding: ...
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Stored]], down: Sequence[Sequence[Stored]]
+    ) -> Experts:
+        """For each expert the parts of its two products, gate first."""
+        ...
 
     def layers(self, layers: Sequence[Layer], shape: Shape) -> Layers:
         """`layers` made of this object's vectors and products."""
@@ -62,6 +78,9 @@ class TorchOps:
         self.dtype = dtype
         self._tables: dict[int, tuple[Stored, Tensor]] = {}
 
+    def placed(self, numbers: Tensor) -> Tensor:
+        return numbers
+
     def vector(self, stored: Stored) -> Tensor:
         return decoded([stored], self.dtype)[0]
 
@@ -71,6 +90,14 @@ class TorchOps:
         if len(encodings) == 1 and Int4.fits(dense, parts[0].encoding):
             return Int4(dense, parts[0].encoding, torch.cat([in_order(part) for part in parts]))
         return dense
+
+    def matrix(self, parts: Sequence[Stored], *, exact: bool = False) -> Tensor:
+        return decoded(parts, torch.float32 if exact else self.dtype)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Stored]], down: Sequence[Sequence[Stored]]
+    ) -> Experts:
+        return DenseExperts(stacked(gate_up, self.dtype), stacked(down, self.dtype))
 
     def embedding(self, stored: Stored) -> Embedding:
         weight = decoded([stored], self.dtype)
@@ -99,7 +126,12 @@ def select(
     columns: Sequence[int] = (),
 ) -> Ops:
     """The fastest operations for `device` that this installation has. `native` False: only
-    PyTorch. `columns`: of the weights that will be multiplied with."""
+    PyTorch. `columns`: of the weights that will be multiplied with. On a GPU the Triton kernels,
+    which this installation must have: ImportError else."""
+    if device == "cuda":
+        from kernels.triton.ops import TritonOps  # triton is there on Linux with x86-64 only
+
+        return TritonOps(dtype, device)
     library = library_path()
     if device == "cpu" and native and library.exists() and NativeOps.fits(columns):
         try:

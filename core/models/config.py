@@ -1,41 +1,75 @@
-"""What a decoder-only model is, in one frozen form, from GGUF metadata or config.json.
+"""What a decoder-only model is, in one frozen form, whatever file it was read from.
 
-Every number is checked here; an architecture or a variation that the decoder cannot compute is
-refused by name (ConfigError) before any weight is read.
+Every number is checked here; `config_json` and `config_gguf` refuse by name (ConfigError) what the
+decoder cannot compute, before any weight is read.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from core.errors import ConfigError
-
-FAMILIES = ("llama", "qwen2")
-"""Architectures, by the name that both GGUF and config.json give them."""
+from core.models.rope import RopeScaling, inverse_frequencies, mscale
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched: linear, or llama3 (by wavelength)."""
+class Moe:
+    """Layers whose MLP is a mixture: of `count` experts of `width` a token passes `chosen`, and one
+    of `shared_width` (0: none) as well. The rest says how they are chosen: kernels.routing."""
 
-    kind: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_context: int = 0
+    layers: tuple[int, ...]
+    count: int
+    chosen: int
+    width: int
+    shared_width: int = 0
+    sigmoid: bool = False
+    corrected: bool = False
+    normalised: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.count, self.chosen, self.width, self.groups, self.kept_groups) < 1:
+            raise ConfigError(f"the model's mixture of experts has a size below 1: {self}")
+        if self.count % self.groups or self.kept_groups > self.groups:
+            raise ConfigError(
+                f"{self.count} experts in {self.groups} groups of which {self.kept_groups} count: "
+                "these do not fit"
+            )
+        if self.chosen > self.count // self.groups * self.kept_groups:
+            raise ConfigError(
+                f"{self.chosen} experts a token, but only "
+                f"{self.count // self.groups * self.kept_groups} to choose from"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of latent attention: of the query's compressed form (0: it has none), the cached
+    latent, and of each head's unrotated and rotated key and its value. `interleaved`: rotated rows
+    are stored as pairs (0, 1), (2, 3), …"""
+
+    query_rank: int
+    rank: int
+    nope: int
+    rope: int
+    value: int
+    interleaved: bool = True
+
+    def __post_init__(self) -> None:
+        if self.query_rank < 0 or min(self.rank, self.nope, self.rope, self.value) < 1:
+            raise ConfigError(f"the model's latent attention has a size below 1: {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`rope_stored`: the file holds divisors of the rotary frequencies as a tensor (GGUF).
+    """`context`: tokens that are served, at first those that the file names.
+    `rope_stored`: the file holds divisors of the rotary frequencies as a tensor (GGUF).
     `permuted`: q and k rows are stored in pairs order and must be put back. Of `windowed` layers
-    a token sees the last `sliding_window` positions."""
+    a token sees the last `sliding_window` positions. `intermediate` is the width of gated MLPs.
+    With `latent`, `kv_heads` is 1 and `head_dim` a head's whole key."""
 
     family: str
     vocab_size: int
@@ -54,9 +88,12 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     permuted: bool = False
     sliding_window: int = 0
     windowed: tuple[int, ...] = ()
+    moe: Moe | None = None
+    latent: Latent | None = None
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "hidden", "layers", "heads", "kv_heads", "head_dim",
@@ -68,8 +105,8 @@ class ModelConfig:
                 f"the model has {self.heads} query heads for {self.kv_heads} KV heads: "
                 "not a multiple"
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head size {self.head_dim} is odd: no rotary pairs")
+        if self.rotary_dim % 2:
+            raise ConfigError(f"head size {self.rotary_dim} is odd: no rotary pairs")
         if self.windowed and self.sliding_window < 1:
             raise ConfigError(f"the model's sliding window is {self.sliding_window}")
 
@@ -84,200 +121,68 @@ class ModelConfig:
             return (0,) * self.layers
         return tuple(int(layer in self.windowed) for layer in range(self.layers))
 
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """(heads, dim) of what is kept of a token in one layer, of K and of V or of latents."""
+        if self.latent is not None:
+            return 1, self.latent.rank + self.latent.rope
+        return self.kv_heads, self.head_dim
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Of the weights that are multiplied with, without those that are small."""
+        found = {self.hidden}
+        if self.moe is None or len(self.moe.layers) < self.layers:
+            found.add(self.intermediate)
+        if self.moe is not None:
+            found |= {self.moe.width, self.moe.shared_width or self.moe.width}
+        if self.latent is None:
+            found.add(self.heads * self.head_dim)
+        else:
+            found |= {self.heads * self.latent.value, self.latent.query_rank or self.hidden}
+        return tuple(sorted(found))
+
+    @property
+    def rotary_dim(self) -> int:
+        """Values of a head that are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rope
+
+    @property
+    def rotary_scale(self) -> float:
+        """What scores of rotated parts are times, beside the rest."""
+        return 1.0 if self.rope_scaling is None else self.rope_scaling.amplitude**2
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are times. It holds yarn's attention factor, so that stored keys do not."""
+        scale = 1 / math.sqrt(self.head_dim)
+        scaling = self.rope_scaling
+        if self.latent is None:
+            return scale * self.rotary_scale
+        if scaling is not None and scaling.mscale_all_dim:
+            scale *= mscale(scaling.factor, scaling.mscale_all_dim) ** 2
+        return scale
+
+    @property
+    def context_limit(self) -> int:
+        """The most tokens that may be served."""
+        scaling = self.rope_scaling
+        if scaling is not None and scaling.kind == "dynamic":
+            return int(scaling.original_context * max(1.0, scaling.factor))
+        return self.context
+
+    def serving(self, context: int) -> ModelConfig:
+        """For sequences of up to `context` tokens. Raises ConfigError when it is too long."""
+        limit, scaling = self.context_limit, self.rope_scaling
+        if context > limit:
+            raise ConfigError(f"context {context} is above the model's own limit of {limit} tokens")
+        if scaling is not None and scaling.kind == "dynamic":
+            scaling = replace(scaling, length=max(context, scaling.original_context))
+        return replace(self, context=context, rope_scaling=scaling)
+
     def inverse_frequencies(self, stored: tuple[float, ...] | None = None) -> list[float]:
         """One per rotary pair, scaled. `stored`: the divisors of a `rope_stored` file."""
-        half = self.head_dim // 2
-        plain = [self.rope_theta ** (-i / half) for i in range(half)]
-        if stored is not None:
-            return [value / divisor for value, divisor in zip(plain, stored, strict=True)]
-        scaling = self.rope_scaling
-        if scaling is None:
-            return plain
-        if scaling.kind == "linear":
-            return [value / scaling.factor for value in plain]
-        return [_llama3(value, scaling) for value in plain]
-
-
-def _llama3(frequency: float, scaling: RopeScaling) -> float:
-    """Long waves are stretched by the factor, short ones stay, those between are blended."""
-    turns = scaling.original_context * frequency / (2 * math.pi)
-    if turns <= scaling.low_freq_factor:
-        return frequency / scaling.factor
-    if turns >= scaling.high_freq_factor:
-        return frequency
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return frequency * (kept + (1 - kept) / scaling.factor)
-
-
-# ------------------------------------------------------------------ config.json
-
-
-class _Rope(msgspec.Struct):
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: float | None = None
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-
-class _Json(msgspec.Struct):
-    """The fields of config.json that matter here; others are ignored."""
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    rope_theta: float | None = None
-    rope_scaling: _Rope | None = None
-    rope_parameters: _Rope | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    hidden_act: str = "silu"
-    use_sliding_window: bool = False
-    sliding_window: int | None = None
-    max_window_layers: int = 0
-    layer_types: list[str] | None = None
-
-
-def from_json(path: Path) -> ModelConfig:
-    """Read config.json. Raises ConfigError."""
-    try:
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
-        raise ConfigError(f"{path}: has no model_type")
-    _known_family(raw["model_type"], str(path))
-    try:
-        read = msgspec.convert(raw, _Json)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if read.hidden_act != "silu":
-        raise ConfigError(f"{path}: activation {read.hidden_act!r} is not supported, only silu")
-    rope = read.rope_parameters or read.rope_scaling or _Rope()
-    qwen2 = read.model_type == "qwen2"
-    return ModelConfig(
-        family=read.model_type,
-        vocab_size=read.vocab_size,
-        hidden=read.hidden_size,
-        layers=read.num_hidden_layers,
-        heads=read.num_attention_heads,
-        kv_heads=read.num_key_value_heads or read.num_attention_heads,
-        head_dim=read.head_dim or read.hidden_size // read.num_attention_heads,
-        intermediate=read.intermediate_size,
-        context=read.max_position_embeddings,
-        norm_eps=read.rms_norm_eps,
-        rope_theta=rope.rope_theta or read.rope_theta or 10000.0,
-        rope_scaling=_scaling(rope, str(path)),
-        tied=read.tie_word_embeddings,
-        qkv_bias=read.attention_bias or qwen2,
-        o_bias=read.attention_bias and not qwen2,
-        mlp_bias=read.mlp_bias,
-        sliding_window=read.sliding_window or 0,
-        windowed=_windowed(read, str(path)),
-    )
-
-
-def _windowed(read: _Json, where: str) -> tuple[int, ...]:
-    if not read.use_sliding_window:
-        return ()
-    if read.layer_types is None:
-        return tuple(range(read.max_window_layers, read.num_hidden_layers))
-    unknown = set(read.layer_types) - {"full_attention", "sliding_attention"}
-    if unknown or len(read.layer_types) != read.num_hidden_layers:
-        raise ConfigError(
-            f"{where}: layer_types must be full_attention or sliding_attention for each layer"
-        )
-    return tuple(n for n, kind in enumerate(read.layer_types) if kind == "sliding_attention")
-
-
-def _scaling(rope: _Rope, where: str) -> RopeScaling | None:
-    kind = rope.rope_type or rope.type or "default"
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3"):
-        raise ConfigError(
-            f"{where}: rope scaling {kind!r} is not supported; known: default, linear, llama3"
-        )
-    return RopeScaling(
-        kind=kind,
-        factor=rope.factor,
-        low_freq_factor=rope.low_freq_factor,
-        high_freq_factor=rope.high_freq_factor,
-        original_context=rope.original_max_position_embeddings,
-    )
-
-
-# ------------------------------------------------------------------ GGUF
-
-
-def from_gguf(
-    metadata: Mapping[str, object], tensors: Mapping[str, tuple[int, ...]], where: str
-) -> ModelConfig:
-    """From GGUF metadata and the shapes of its tensors. Raises ConfigError."""
-    family = metadata.get("general.architecture")
-    if not isinstance(family, str):
-        raise ConfigError(f"{where}: names no architecture")
-    _known_family(family, where)
-
-    def number(key: str, default: float | None = None) -> float:
-        value = metadata.get(f"{family}.{key}", default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ConfigError(f"{where}: {family}.{key} is {value!r}, not one number")
-        return value
-
-    if "token_embd.weight" not in tensors:
-        raise ConfigError(f"{where}: has no tensor token_embd.weight")
-    heads = int(number("attention.head_count"))
-    hidden = int(number("embedding_length"))
-    head_dim = int(number("attention.key_length", hidden // heads))
-    if number("rope.dimension_count", head_dim) != head_dim:
-        raise ConfigError(f"{where}: rotary embedding of a part of the head is not supported")
-    if number("expert_count", 0):
-        raise ConfigError(f"{where}: mixture-of-experts {family} is not supported")
-    return ModelConfig(
-        family=family,
-        vocab_size=tensors["token_embd.weight"][0],
-        hidden=hidden,
-        layers=int(number("block_count")),
-        heads=heads,
-        kv_heads=int(number("attention.head_count_kv", heads)),
-        head_dim=head_dim,
-        intermediate=int(number("feed_forward_length")),
-        context=int(number("context_length")),
-        norm_eps=number("attention.layer_norm_rms_epsilon"),
-        rope_theta=number("rope.freq_base", 10000.0),
-        rope_scaling=_gguf_scaling(metadata, family, where),
-        rope_stored="rope_freqs.weight" in tensors,
-        tied="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        o_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_down.bias" in tensors,
-        permuted=family == "llama",
-    )
-
-
-def _gguf_scaling(metadata: Mapping[str, object], family: str, where: str) -> RopeScaling | None:
-    kind = metadata.get(f"{family}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    factor = metadata.get(f"{family}.rope.scaling.factor")
-    if kind != "linear" or not isinstance(factor, int | float):
-        raise ConfigError(f"{where}: rope scaling {kind!r} is not supported; known: none, linear")
-    return RopeScaling(kind="linear", factor=float(factor))
-
-
-def _known_family(name: str, where: str) -> None:
-    if name not in FAMILIES:
-        raise ConfigError(
-            f"{where}: architecture {name!r} is not supported; known: {', '.join(FAMILIES)}"
-        )
+        if stored is None:
+            return inverse_frequencies(self.rope_theta, self.rotary_dim, self.rope_scaling)
+        plain = inverse_frequencies(self.rope_theta, self.rotary_dim, None)
+        return [value / divisor for value, divisor in zip(plain, stored, strict=True)]

@@ -7,11 +7,13 @@ and split without decoding; block layouts are given at each function (little end
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
 from torch import Tensor
+
+from core.errors import ConfigError
 
 
 class Encoding(StrEnum):
@@ -73,6 +75,40 @@ class StoredTensor:
         rows = self.data.shape[0]
         data = self.data.view(self.pairs, rows // self.pairs // 2, 2, -1)
         return data.transpose(1, 2).reshape(rows, -1)
+
+    def narrow(self, axis: int, first: int, last: int) -> StoredTensor:
+        """A view of [first, last) along `axis` of a matrix or vector: nothing is read.
+
+        Raises ConfigError where that would cut a block of the encoding, or a head whose rows are
+        stored in pairs order.
+        """
+        size = self.shape[axis]
+        shape = tuple(last - first if at == axis else n for at, n in enumerate(self.shape))
+        if not 0 <= first <= last <= size or len(shape) > 2:
+            raise ConfigError(f"[{first}, {last}) is no part of axis {axis} of {list(self.shape)}")
+        if axis == len(shape) - 1:
+            values, nbytes = self.encoding.block
+            if first % values or last % values:
+                raise ConfigError(
+                    f"columns [{first}, {last}) of {self.encoding} cut blocks of {values} values"
+                )
+            data = self.data[:, first // values * nbytes : last // values * nbytes]
+            return replace(self, shape=shape, data=data)
+        head = size // self.pairs if self.pairs else 1
+        if first % head or last % head:
+            raise ConfigError(f"rows [{first}, {last}) cut heads of {head} rows")
+        pairs = (last - first) // head if self.pairs else 0
+        return replace(self, shape=shape, data=self.data[first:last], pairs=pairs)
+
+    def take(self, rows: Tensor) -> StoredTensor:
+        """A copy of the numbered rows of a matrix, or numbers of a vector, in their order."""
+        shape = (len(rows), *self.shape[1:])
+        if len(shape) == 1:
+            width = self.encoding.block[1]
+            data = self.in_order.view(-1, width).index_select(0, rows).view(1, -1)
+        else:
+            data = self.in_order.index_select(0, rows)
+        return replace(self, shape=shape, data=data, pairs=0)
 
     def decode(self, out: Tensor) -> None:
         """Write the numbers into `out`, of the same shape, rounded once to its dtype."""

@@ -6,6 +6,7 @@ is a view of the file, whose pages all ranks of a machine share.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -44,15 +45,16 @@ class WeightSource(Protocol):
         ...
 
 
-def open_weights(path: Path) -> WeightSource:
-    """A GGUF file, or a folder with config.json and safetensors. Raises ConfigError."""
+def open_weights(path: Path, context: int | None = None) -> WeightSource:
+    """A GGUF file, or a folder with config.json and safetensors. `context`: tokens that will be
+    served, None: as many as the model says. Raises ConfigError."""
     if path.is_dir():
         from core.models.weights_safetensors import SafetensorsWeights
 
-        return SafetensorsWeights(path)
+        return SafetensorsWeights(path, context)
     from core.models.weights_gguf import GGUFWeights
 
-    return GGUFWeights(path)
+    return GGUFWeights(path, context)
 
 
 def fingerprint(source: WeightSource, kv_dtype: str) -> bytes:
@@ -60,7 +62,7 @@ def fingerprint(source: WeightSource, kv_dtype: str) -> bytes:
     configuration (rope included), KV dtype and block size."""
     parts = (
         source.digest(),
-        msgspec.json.encode(source.config, order="deterministic"),
+        msgspec.json.encode(replace(source.config, context=1), order="deterministic"),
         kv_dtype.encode(),
         str(BLOCK_TOKENS).encode(),
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from core.errors import ConfigError
-from core.models.config import ModelConfig, from_gguf
+from core.models.config import ModelConfig
+from core.models.config_gguf import from_gguf
 from core.models.gguf import GGUFTensor, read_gguf
 from core.models.quantised import Encoding, StoredTensor
 from core.models.weights import Sampler
@@ -26,6 +27,8 @@ _IN_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -38,11 +41,12 @@ _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 class GGUFWeights:
     """A `WeightSource`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, context: int | None = None) -> None:
         self._path = path
         self._file = read_gguf(path)
         shapes = {name: tensor.shape for name, tensor in self._file.tensors.items()}
-        self.config: ModelConfig = from_gguf(self._file.metadata, shapes, str(path))
+        config = from_gguf(self._file.metadata, shapes, str(path))
+        self.config: ModelConfig = config.serving(context or config.context)
         self._tensors: dict[str, GGUFTensor] = {}
         for tensor in self._file.tensors.values():
             self._tensors[canonical_name(tensor.name)] = tensor

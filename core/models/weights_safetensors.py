@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from core.errors import ConfigError
-from core.models.config import ModelConfig, from_json
+from core.models.config import ModelConfig
+from core.models.config_json import from_json
 from core.models.quantised import Encoding, StoredTensor
 from core.models.safetensors import SafetensorsFolder
 from core.models.weights import Sampler
@@ -19,8 +20,9 @@ _ENCODINGS = {"F32": Encoding.F32, "F16": Encoding.F16, "BF16": Encoding.BF16}
 class SafetensorsWeights:
     """A `WeightSource`; names are those of the files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.config: ModelConfig = from_json(folder / "config.json")
+    def __init__(self, folder: Path, context: int | None = None) -> None:
+        config = from_json(folder / "config.json")
+        self.config: ModelConfig = config.serving(context or config.context)
         self._folder = folder
         self._files = SafetensorsFolder(folder)
 

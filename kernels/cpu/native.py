@@ -1,8 +1,9 @@
 """The operations of `kernels.ops.Ops` in native code on the CPU (layers.cpp).
 
 Weights stay as they are stored, where they are stored: a product unpacks sixteen rows at a time.
-Activations are float. Of blocks of 4 or 8 bits a product takes integers of 16 bits for each block
-of 32 activations when the dtype is bfloat16, and floats when it is float32. Every number depends
+Activations are float. Of blocks of 4 or 8 bits a product takes integers of 8 bits for each block of
+32 activations when the dtype is bfloat16, 16 bits where a block holds an outlier (products.h), and
+floats when it is float32. Every number depends
 on its own token and sequence alone: not on the batch, the number of threads, or the chunk.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cpu.steps import NativeSteps, StoredExperts
 from kernels.cpu.structs import (
     SIGNATURES,
     CAttention,
@@ -25,7 +27,8 @@ from kernels.cpu.structs import (
     CRows,
     address,
 )
-from kernels.layers import Layer, Shape
+from kernels.experts import Experts
+from kernels.layers import GatedMlp, HeadAttention, Layer, Layers, Shape
 from kernels.linear import BLOCK_VALUES, Linear, Stored, decoded
 from kernels.paged_attention import PagedRows
 
@@ -68,6 +71,9 @@ class NativeOps:
     def fits(columns: Sequence[int]) -> bool:
         return not any(count % BLOCK_VALUES for count in columns)
 
+    def placed(self, numbers: Tensor) -> Tensor:
+        return numbers
+
     def vector(self, stored: Stored) -> Tensor:
         return decoded([stored], torch.float32)[0]
 
@@ -77,8 +83,23 @@ class NativeOps:
     def embedding(self, stored: Stored) -> StoredEmbedding:
         return StoredEmbedding(self, readable(stored, self.dtype))
 
-    def layers(self, layers: Sequence[Layer], shape: Shape) -> NativeLayers:
-        return NativeLayers(self, layers, shape)
+    def matrix(self, parts: Sequence[Stored], *, exact: bool = False) -> Tensor:
+        return decoded(parts, torch.float32)
+
+    def experts(
+        self, gate_up: Sequence[Sequence[Stored]], down: Sequence[Sequence[Stored]]
+    ) -> Experts:
+        pairs = zip(gate_up, down, strict=True)
+        return StoredExperts(
+            self, [(self.linear(one, None), self.linear(other, None)) for one, other in pairs]
+        )
+
+    def layers(self, layers: Sequence[Layer], shape: Shape) -> Layers:
+        """One call for all layers where they are of the plain kind, else step by step."""
+        plain = [one for one in map(PlainLayer.of, layers) if one is not None]
+        if shape.reduce is None and len(plain) == len(layers):
+            return NativeLayers(self, plain, shape)
+        return NativeSteps(self, layers, shape)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
@@ -102,11 +123,12 @@ class NativeOps:
         positions: Tensor,
         inverse_frequencies: Tensor,
         window: int | None = None,
+        scale: float | None = None,
     ) -> Tensor:
-        """See kernels.layers.attention; `qkv` fp32 is overwritten."""
+        """See kernels.stepwise.attend; `qkv` fp32 is overwritten. `scale` None: 1 / √dim."""
         tokens, total, dim = qkv.shape
         heads = total - 2 * kv.shape[2]
-        shape = attention_of(kv, heads, window)
+        shape = attention_of(kv, heads, window, scale)
         paged = rows_of(rows, positions)
         out = qkv.new_empty((tokens, heads * dim))
         nbytes = self.library.skerry_attention_bytes(ctypes.byref(shape), tokens, self.threads)
@@ -177,7 +199,7 @@ class StoredEmbedding:
 class NativeLayers:
     """`kernels.layers.Layers` in one call."""
 
-    def __init__(self, ops: NativeOps, layers: Sequence[Layer], shape: Shape) -> None:
+    def __init__(self, ops: NativeOps, layers: Sequence[PlainLayer], shape: Shape) -> None:
         self._ops = ops
         self._keep = tuple(layers)
         self._shape = shape
@@ -187,7 +209,7 @@ class NativeLayers:
             layers=ctypes.addressof(self._layers),
             layer_count=len(layers),
             hidden=shape.hidden,
-            width=shape.width,
+            width=max((layer.mlp.gate_up.shape[0] // 2 for layer in layers), default=0),
             frequencies=shape.inverse_frequencies.data_ptr(),
             eps=shape.norm_eps,
         )
@@ -208,10 +230,10 @@ class NativeLayers:
 
     def _bind(self, kv: Sequence[Tensor]) -> None:
         for place, tensor in zip(self._layers, kv, strict=True):
-            place.kv = attention_of(tensor, self._shape.heads, None)
+            place.kv = attention_of(tensor, self._shape.heads, None, self._shape.scale)
             place.kv_data = tensor.data_ptr()
         for place, layer in zip(self._layers, self._keep, strict=True):
-            place.kv.window = layer.window or 0
+            place.kv.window = layer.attention.window or 0
         self._bound = kv
 
 
@@ -252,7 +274,9 @@ def _panels(part: Stored, first: int) -> list[int]:
     return found
 
 
-def attention_of(kv: Tensor, heads: int, window: int | None) -> CAttention:
+def attention_of(
+    kv: Tensor, heads: int, window: int | None, scale: float | None = None
+) -> CAttention:
     to_block, to_value, to_head = kv.stride()[:3]
     return CAttention(
         heads=heads,
@@ -264,7 +288,7 @@ def attention_of(kv: Tensor, heads: int, window: int | None) -> CAttention:
         block_tokens=kv.shape[3],
         kv_bf16=kv.dtype == torch.bfloat16,
         window=window or 0,
-        scale=kv.shape[4] ** -0.5,
+        scale=kv.shape[4] ** -0.5 if scale is None else scale,
     )
 
 
@@ -280,17 +304,40 @@ def rows_of(rows: PagedRows, positions: Tensor) -> CRows:
     )
 
 
-def _layer(layer: Layer) -> CLayer:
+@dataclass(frozen=True, slots=True)
+class PlainLayer:
+    """What layers.cpp computes: grouped heads without norms of their own and a gated MLP."""
+
+    attention_norm: Tensor
+    attention: HeadAttention
+    mlp_norm: Tensor
+    mlp: GatedMlp
+    group: int
+
+    @classmethod
+    def of(cls, layer: Layer) -> PlainLayer | None:
+        attention, mlp = layer.attention, layer.mlp
+        if not isinstance(attention, HeadAttention) or not isinstance(mlp, GatedMlp):
+            return None
+        products = (attention.qkv, attention.output, mlp.gate_up, mlp.down)
+        if attention.query_norm is not None:
+            return None
+        if not all(isinstance(product, StoredLinear) for product in products):
+            return None
+        return cls(layer.attention_norm, attention, layer.mlp_norm, mlp, layer.group)
+
+
+def _layer(layer: PlainLayer) -> CLayer:
     def product(linear: Linear) -> CProduct:
-        assert isinstance(linear, StoredLinear), "layers are made of this object's products"
+        assert isinstance(linear, StoredLinear), "a plain layer is made of this object's products"
         return linear.product
 
     return CLayer(
         attention_norm=layer.attention_norm.data_ptr(),
         mlp_norm=layer.mlp_norm.data_ptr(),
-        qkv=product(layer.qkv),
-        output=product(layer.output),
-        gate_up=product(layer.gate_up),
-        down=product(layer.down),
+        qkv=product(layer.attention.qkv),
+        output=product(layer.attention.output),
+        gate_up=product(layer.mlp.gate_up),
+        down=product(layer.mlp.down),
         group=layer.group,
     )

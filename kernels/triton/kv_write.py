@@ -1,4 +1,4 @@
-"""Store the keys and values of new tokens into their slots of the paged pool.
+"""Store the keys and values, or latents, of new tokens into their slots of the paged pool.
 
 Bytes: 2 · 2 · tokens · kv_heads · dim · element, read and written: memory. One program a token, so
 that a token's heads leave in one wave of stores; a head's dim is what lies together in the pool.
@@ -17,11 +17,27 @@ def write_kv(keys: Tensor, values: Tensor, kv: Tensor, slots: Tensor) -> None:
     `slots` [tokens] int64: block · block_tokens + offset, all different; a negative one is a row
     of padding and is left out.
     """
-    tokens, kv_heads, dim = keys.shape
     if kv.stride(4) != 1 or keys.stride(2) != 1 or values.stride(2) != 1:
         raise ValueError("keys, values and KV need a contiguous last axis")
-    if tokens == 0:
-        return
+    if keys.shape[0]:
+        _launch(keys, values, kv, slots)
+
+
+def write_latents(latents: Tensor, pool: Tensor, slots: Tensor) -> None:
+    """latents [tokens, width], strided, into pool [blocks, block_tokens, width]; slots as above.
+
+    Bytes: 2 · tokens · width · element.
+    """
+    if pool.stride(2) != 1 or latents.stride(1) != 1:
+        raise ValueError("latents and their pool need a contiguous last axis")
+    if latents.shape[0]:
+        _launch(latents[:, None], None, pool[:, None, None], slots)
+
+
+def _launch(keys: Tensor, values: Tensor | None, kv: Tensor, slots: Tensor) -> None:
+    tokens, kv_heads, dim = keys.shape
+    paired = values is not None
+    values = keys if values is None else values
     _write[(tokens,)](
         keys,
         values,
@@ -40,6 +56,7 @@ def write_kv(keys: Tensor, values: Tensor, kv: Tensor, slots: Tensor) -> None:
         DIM=dim,
         DIM_PAD=triton.next_power_of_2(dim),
         BLOCK=kv.shape[3],
+        PAIRED=paired,
         num_warps=4 if kv_heads * dim >= 512 else 1,
     )
 
@@ -63,6 +80,7 @@ def _write(
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
@@ -72,7 +90,8 @@ def _write(
     dims = tl.arange(0, DIM_PAD)[None, :]
     wanted = (heads < HEADS) & (dims < DIM)
     key = tl.load(keys + token * k_token + heads * k_head + dims, mask=wanted, other=0.0)
-    value = tl.load(values + token * v_token + heads * v_head + dims, mask=wanted, other=0.0)
     place = kv + (slot // BLOCK) * kv_block + (slot % BLOCK) * kv_token + heads * kv_head + dims
     tl.store(place, key, mask=wanted)
-    tl.store(place + kv_value, value, mask=wanted)
+    if PAIRED:
+        value = tl.load(values + token * v_token + heads * v_head + dims, mask=wanted, other=0.0)
+        tl.store(place + kv_value, value, mask=wanted)

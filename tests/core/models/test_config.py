@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from core.models.config import ModelConfig, from_gguf, from_json
-from tests.core.models.tiny import tiny_config
+from core.models.config import ModelConfig
+from core.models.config_gguf import from_gguf
+from core.models.config_json import from_json
+from tests.core.models.families import BASE, DEEPSEEK, QWEN3_MOE
+from tests.core.models.tiny import Config, tiny_config
 
 GGUF = {
     "general.architecture": "llama",
@@ -31,17 +34,28 @@ def read(folder: Path, **changes: object) -> ModelConfig:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": "mamba"}, r"'mamba' is not supported; known: llama, qwen2"),
+        (
+            {"model_type": "mamba"},
+            r"'mamba' is not supported; known: llama, qwen2, qwen3, qwen3_moe, deepseek_v3",
+        ),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "'yarn'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4}}, "'longrope'.*known: .*yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "'linear' needs a factor"),
+        ({"partial_rotary_factor": 0.5}, "part of the head"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised by 'fp8'"),
         ({"num_key_value_heads": 3}, "8 query heads for 3 KV heads"),
         ({"head_dim": 15}, "odd"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
         ({"vocab_size": 0}, "vocab_size"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window is 0"),
         (
-            {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["chunked"]},
+            {
+                "model_type": "qwen3",
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["chunked"],
+            },
             "layer_types",
         ),
     ],
@@ -51,6 +65,49 @@ def test_json_that_cannot_be_computed_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read(tmp_path, **changes)
+
+
+MOE: Config = {name: QWEN3_MOE[name] for name in QWEN3_MOE if name not in BASE}
+LATENTS: Config = {name: DEEPSEEK[name] for name in DEEPSEEK if name not in BASE}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (MOE | {"num_experts": 0}, "a size below 1"),
+        (MOE | {"num_experts_per_tok": 9}, "9 experts a token, but only 8"),
+        (MOE | {"use_sliding_window": True}, "sliding window is 0"),
+        (LATENTS | {"n_group": 3}, "8 experts in 3 groups"),
+        (LATENTS | {"topk_group": 5}, "of which 5 count"),
+        (LATENTS | {"num_experts_per_tok": 5}, "5 experts a token, but only 4"),
+        (LATENTS | {"kv_lora_rank": 0}, "latent attention has a size below 1"),
+        (LATENTS | {"qk_rope_head_dim": 7}, "odd"),
+        (LATENTS | {"scoring_func": "softmax"}, "'softmax' and 'noaux_tc'"),
+        (LATENTS | {"moe_layer_freq": 2}, "every 2th layer"),
+    ],
+)
+def test_mixtures_and_latents_that_do_not_fit_are_refused(
+    changes: Config, complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read(tmp_path, **changes)
+
+
+def test_which_layers_are_mixtures(tmp_path: Path) -> None:
+    def mixtures(**changes: object) -> tuple[int, ...]:
+        moe = read(tmp_path, num_hidden_layers=6, **changes).moe
+        assert moe is not None
+        return moe.layers
+
+    assert mixtures(**MOE | {"mlp_only_layers": [1, 5]}) == (0, 2, 3, 4)
+    assert mixtures(**MOE | {"mlp_only_layers": None, "decoder_sparse_step": 2}) == (1, 3, 5)
+    assert mixtures(**LATENTS | {"first_k_dense_replace": 2}) == (2, 3, 4, 5)
+
+
+def test_latents_are_one_head_whatever_the_file_calls_heads(tmp_path: Path) -> None:
+    config = read(tmp_path, **LATENTS)
+    assert (config.heads, config.kv_heads, config.kv_shape) == (8, 1, (1, 32 + 8))
+    assert (config.head_dim, config.rotary_dim) == (16 + 8, 8)
 
 
 def test_json_defaults(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from core.errors import ConfigError
+from core.models.decoder import Decoder
+from kernels.layers import HeadAttention
+from kernels.linear import Linear
 from tests.core.models.tiny import (
     Config,
     forced,
@@ -78,8 +81,8 @@ def test_gguf_equals_safetensors(
     other = load(write_gguf(tmp_path / "model.gguf", config, state, encoding))
     q_and_k = (8 + kv_heads) * 16
     torch.testing.assert_close(  # layer 0, rows of q and k
-        other.layers[0].qkv(torch.eye(128))[:, :q_and_k],
-        plain.layers[0].qkv(torch.eye(128))[:, :q_and_k],
+        qkv(other, 0)(torch.eye(128))[:, :q_and_k],
+        qkv(plain, 0)(torch.eye(128))[:, :q_and_k],
         atol=tolerance,
         rtol=0,
     )
@@ -110,7 +113,7 @@ def test_gguf_biases_of_q_and_k_are_put_back_in_order(tmp_path: Path) -> None:
     plain = load(write_folder(tmp_path / "folder", config, state))
     other = load(write_gguf(tmp_path / "model.gguf", config, state))
     x = torch.randn(3, 128)
-    torch.testing.assert_close(other.layers[1].qkv(x), plain.layers[1].qkv(x))
+    torch.testing.assert_close(qkv(other, 1)(x), qkv(plain, 1)(x))
 
 
 def test_gguf_rope_divisors_equal_llama3_scaling(tmp_path: Path) -> None:
@@ -230,6 +233,12 @@ def test_decoder_gives_no_logits_when_none_are_wanted(tmp_path: Path) -> None:
     assert machine.logits([row([1, 2, 3], 0, (0,), None)]).shape == (0, 320)
     two = machine.logits([row([4], 3, (0,)), replace(row([5, 6], 0, (1,)), sample=None)])
     assert two.shape == (1, 320)
+
+
+def qkv(decoder: Decoder, layer: int) -> Linear:
+    attention = decoder.layers[layer].attention
+    assert isinstance(attention, HeadAttention)
+    return attention.qkv
 
 
 def _folder(path: Path) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.errors import ConfigError
 from core.models.quantised import Encoding, StoredTensor
 from kernels.linear import nibbles
 
@@ -60,3 +61,41 @@ def test_rows_are_put_back_in_order_without_decoding(encoding: Encoding) -> None
 def test_decoding_in_tiles_equals_decoding_at_once() -> None:
     tensor, expected = stored(Encoding.Q4_1, rows=1100)
     assert torch.equal(tensor.numbers(torch.float32), expected)
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0", "Q4_1"])
+def test_a_part_is_a_view_and_has_the_same_numbers(encoding: str) -> None:
+    whole, numbers = stored(Encoding(encoding), 24, 96)
+    for axis, first, last in ((0, 5, 17), (0, 0, 24), (1, 32, 96), (0, 7, 7)):
+        part = whole.narrow(axis, first, last)
+        assert torch.equal(part.numbers(torch.float32), numbers.narrow(axis, first, last - first))
+        assert part.data.untyped_storage().data_ptr() == whole.data.untyped_storage().data_ptr()
+    both = whole.narrow(1, 64, 96).narrow(0, 3, 9)
+    assert torch.equal(both.numbers(torch.float32), numbers[3:9, 64:96])
+
+
+def test_parts_of_vectors_and_of_rows_in_pairs_order() -> None:
+    vector = StoredTensor(Encoding.F32, (6,), torch.arange(6.0).view(torch.uint8).view(1, -1))
+    assert vector.narrow(0, 2, 5).numbers(torch.float32).tolist() == [2, 3, 4]
+    assert vector.take(torch.tensor([5, 0])).numbers(torch.float32).tolist() == [5, 0]
+    heads = replace(stored(Encoding.F16, 24, 32)[0], pairs=3)
+    numbers = heads.numbers(torch.float32)
+    assert torch.equal(heads.narrow(0, 8, 24).numbers(torch.float32), numbers[8:])
+    order = torch.tensor([23, 1, 8])
+    assert torch.equal(heads.take(order).numbers(torch.float32), numbers[order])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pairs", "axis", "first", "last", "complaint"),
+    [
+        ("Q8_0", 0, 1, 16, 64, "cut blocks of 32"),
+        ("F16", 3, 0, 4, 24, "cut heads of 8"),
+        ("F32", 0, 0, 5, 25, "is no part of axis 0"),
+        ("F32", 0, 1, 9, 8, "is no part of axis 1"),
+    ],
+)
+def test_parts_that_cannot_be_cut_are_refused(
+    encoding: str, pairs: int, axis: int, first: int, last: int, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        replace(stored(Encoding(encoding), 24, 64)[0], pairs=pairs).narrow(axis, first, last)

@@ -71,6 +71,31 @@ def test_reading_keeps_bytes_and_closes(tmp_path: Path) -> None:
         source.read(name)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is resident")
+def test_only_what_is_kept_is_read(tmp_path: Path) -> None:
+    """Of a file of 64 MiB a rank that keeps 4 has little more in memory: what the system maps
+    around a page that is touched, up to 2 MiB."""
+    config = tiny_config()
+    state = {name: torch.zeros(4096, 2048) for name in ("a.weight", "b.weight")}
+    folder = write_folder(tmp_path, config, state)
+    source = open_weights(folder)
+
+    def resident() -> int:
+        found, ours = 0, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if "-" in line.split()[0]:
+                ours = line.endswith(str(folder / "model.safetensors"))
+            elif ours and line.startswith("Rss:"):
+                found += int(line.split()[1]) << 10
+        return found
+
+    part = source.read("b.weight").narrow(0, 1024, 1536)
+    assert resident() <= 4 << 20
+    assert part.numbers(torch.float32).shape == (512, 2048)
+    assert 4 << 20 <= resident() <= 12 << 20
+    source.close()
+
+
 def test_unsupported_encodings_are_refused_by_name(tmp_path: Path) -> None:
     config = tiny_config()
     state = random_state(config)

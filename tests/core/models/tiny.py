@@ -18,9 +18,9 @@ from torch import Tensor
 
 from core.engine import batch
 from core.engine.plan import Row, SampleSpec, SequenceId
-from core.engine.runner_torch import Stepper, kv_geometry, layers_of
+from core.engine.stepper import Stepper, kv_geometry, layers_of
+from core.models.builder import build
 from core.models.decoder import Decoder
-from core.models.llama import build
 from core.models.weights import open_weights
 from kernels.ops import select
 
@@ -122,6 +122,8 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -213,8 +215,9 @@ def load(
     *,
     native: bool = True,
     threads: int = 1,
+    context: int | None = None,
 ) -> Decoder:
-    source = open_weights(path)
+    source = open_weights(path, context)
     decoder = build(source, ops=select("cpu", dtype, native=native, threads=threads))
     source.close()
     return decoder

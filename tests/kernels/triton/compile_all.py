@@ -26,7 +26,7 @@ from kernels.triton.block_copy import gather_blocks, scatter_blocks
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.gated import silu_mul
 from kernels.triton.grouped_matmul import grouped_matmul
-from kernels.triton.kv_write import write_kv
+from kernels.triton.kv_write import write_kv, write_latents
 from kernels.triton.latent_attention import latent_decode_attention
 from kernels.triton.prefill_attention import prefill_attention
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -75,11 +75,14 @@ def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
         partial(latent_decode_attention, made(64, 16, 576), latents, tables, starts, 8192, 0.1,
                 rank=512),
         partial(write_kv, q[:, :8], q[:, 8:16], kv, long),
+        partial(write_latents, latents[:4].flatten(0, 1), latents, long),
         partial(gather_blocks, pool, long[:4], made(4, 2, 2, 2, 16, 128)),
         partial(scatter_blocks, made(4, 2, 2, 2, 16, 128), long[:4], pool),
         partial(rms_norm, x, x[0], 1e-5),
         partial(add_rms_norm, x, x.clone(), x[0], 1e-5),
         partial(rotate, q, q[:, :8], torch.zeros(64, 64), torch.zeros(64, 64)),
+        partial(rotate, q, q[:, :8], torch.zeros(64, 64), torch.zeros(64, 64),
+                norms=(q[0, 0], q[0, 1]), eps=1e-5),
         partial(silu_mul, x),
         partial(grouped_matmul, made(4096, 2048), experts, offsets),
         partial(grouped_matmul, made(64, 2048), experts, offsets),

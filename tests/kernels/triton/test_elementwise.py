@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from kernels import block_copy as reference
-from kernels.rotary import angles
+from kernels.rms_norm import rms_norm as reference_rms_norm
+from kernels.rotary import angles, rotary
 from kernels.triton.block_copy import gather_blocks, scatter_blocks
 from kernels.triton.gated import silu_mul
-from kernels.triton.kv_write import write_kv
+from kernels.triton.kv_write import write_kv, write_latents
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.rotary import rotate
 from tests.kernels.triton.cases import (
@@ -66,6 +67,31 @@ def test_rotary(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, turned:
     assert torch.equal(qkv[..., turned:], before[..., turned:])
 
 
+@EACH_DTYPE
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (20, 1, 20), (4, 4, 128)])
+def test_norms_of_heads_come_before_rotary(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> None:
+    qkv = random(4, heads + 2 * kv_heads, dim, dtype=dtype) * 3
+    norms = random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)
+    ends = (heads, heads + kv_heads)
+    parts = qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]], qkv[:, ends[1] :]
+    expected = [
+        reference_rms_norm(part, norm, 1e-5).clone()
+        for part, norm in zip(parts[:2], norms, strict=True)
+    ]
+    values = parts[2].clone()
+    positions = torch.tensor([0, 1, 40, 7], device=DEVICE)
+    frequencies = torch.tensor([9.0 ** (-2 * i / dim) for i in range(dim // 2)], device=DEVICE)
+    turns = angles(positions, frequencies)
+    rotate(parts[0], parts[1], *turns, norms=norms, eps=1e-5)
+    for ours, normed in zip(parts[:2], expected, strict=True):
+        assert_near(ours, rotary(normed, *turns), dtype)
+    assert torch.equal(parts[2], values)
+    with pytest.raises(ValueError, match="rotated whole"):
+        rotate(parts[0], parts[1], *angles(positions, frequencies[1:]), norms=norms)
+
+
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # e^200, numpy, in the interpreter
 @EACH_DTYPE
 @pytest.mark.parametrize(("tokens", "width"), [(4, 37), (1, 2048), (2, 3000), (0, 8)])
@@ -89,6 +115,22 @@ def test_kv_write(dtype: torch.dtype, kv_heads: int, dim: int) -> None:
         if slot >= 0:
             place = pool[slot // BLOCK, 1, :, :, slot % BLOCK]
             assert torch.equal(place, torch.stack((keys[token], values[token])))
+            place.fill_(float("nan"))
+    assert pool.isnan().all()
+
+
+@EACH_DTYPE
+@pytest.mark.parametrize("width", [40, 576])
+def test_latents_are_written_once(dtype: torch.dtype, width: int) -> None:
+    """Into a pool without k/v and head axes; what lies behind stays NaN."""
+    latents = random(4, width + 3, dtype=dtype)[:, :width]
+    pool = nan(4, 2, 1, 1, BLOCK, width, dtype=dtype)
+    slots = [50, -1, 0, 31]
+    write_latents(latents, pool[:, 1, 0, 0], integers(slots, torch.int64))
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            place = pool[slot // BLOCK, 1, 0, 0, slot % BLOCK]
+            assert torch.equal(place, latents[token])
             place.fill_(float("nan"))
     assert pool.isnan().all()
 

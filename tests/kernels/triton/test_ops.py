@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kernels.layers import Layer, Layers, Shape, TorchLayers
+from kernels.experts import DenseExperts, Experts
+from kernels.layers import (
+    ExpertsMlp,
+    GatedMlp,
+    HeadAttention,
+    LatentAttention,
+    Layer,
+    Layers,
+    Shape,
+)
 from kernels.linear import Dense
 from kernels.paged_attention import PagedRows
-from kernels.triton.ops import TritonLayers, TritonOps
+from kernels.routing import Routing
+from kernels.stepwise import TorchLayers
+from kernels.triton.ops import TritonExperts, TritonLayers, TritonOps
 from tests.kernels.triton.cases import BLOCK, DEVICE, HOLE, assert_near, integers, nan, random
 
 HEADS, KV_HEADS, DIM, HIDDEN, WIDTH, WINDOW = 6, 2, 16, 40, 56, 20
 SHAPE = Shape(
     hidden=HIDDEN,
-    width=WIDTH,
     heads=HEADS,
     kv_heads=KV_HEADS,
     head_dim=DIM,
     norm_eps=1e-5,
+    scale=0.2,
     inverse_frequencies=torch.tensor([30.0 ** (-i / 8) for i in range(8)], device=DEVICE),
 )
 
@@ -30,12 +43,16 @@ def dense(out: int, columns: int, seed: int) -> Dense:
 def layer(seed: int, window: int | None) -> Layer:
     return Layer(
         attention_norm=random(HIDDEN, seed=seed) + 1,
-        qkv=dense((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, seed + 1),
-        output=dense(HIDDEN, HEADS * DIM, seed + 2),
+        attention=HeadAttention(
+            qkv=dense((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, seed + 1),
+            output=dense(HIDDEN, HEADS * DIM, seed + 2),
+            window=window,
+        ),
         mlp_norm=random(HIDDEN, seed=seed + 3) + 1,
-        gate_up=dense(2 * WIDTH, HIDDEN, seed + 4),
-        down=dense(HIDDEN, WIDTH, seed + 5),
-        window=window,
+        mlp=GatedMlp(
+            gate_up=dense(2 * WIDTH, HIDDEN, seed + 4),
+            down=dense(HIDDEN, WIDTH, seed + 5),
+        ),
     )
 
 
@@ -81,6 +98,106 @@ def test_layers() -> None:
         assert_near(found[0], found[1], torch.float32)
     torch.testing.assert_close(pools[0], pools[1], atol=1e-5, rtol=1e-5, equal_nan=True)
     assert (~pools[0].isnan()).sum() == 2 * 2 * KV_HEADS * DIM * (33 + 51)
+
+
+LATENT = Shape(
+    hidden=HIDDEN,
+    heads=HEADS,
+    kv_heads=1,
+    head_dim=24,
+    norm_eps=1e-5,
+    scale=0.2,
+    inverse_frequencies=torch.tensor([30.0 ** (-i / 4) for i in range(4)], device=DEVICE),
+)
+NOPE, ROPE, VALUE, RANK = 16, 8, 12, 20
+EXPERTS, CHOSEN = 5, 2
+
+
+def latent_layer(seed: int, compressed: bool) -> tuple[Layer, Layer]:
+    """One layer, with experts of either kind."""
+    width = 14 if compressed else HIDDEN
+    gate_up = random(EXPERTS, 2 * WIDTH, HIDDEN, seed=seed) / HIDDEN**0.5
+    down = random(EXPERTS, HIDDEN, WIDTH, seed=seed + 1) / WIDTH**0.5
+
+    def made(experts: Experts) -> Layer:
+        return Layer(
+            attention_norm=random(HIDDEN, seed=seed + 2) + 1,
+            attention=LatentAttention(
+                query_down=dense(width, HIDDEN, seed + 3) if compressed else None,
+                query_norm=random(width, seed=seed + 4) + 1 if compressed else None,
+                query_up=dense(HEADS * (NOPE + ROPE), width, seed + 5),
+                kv_down=dense(RANK + ROPE, HIDDEN, seed + 6),
+                kv_norm=random(RANK, seed=seed + 7) + 1,
+                key_up=random(HEADS, NOPE, RANK, seed=seed + 8) / RANK**0.5,
+                value_up=random(HEADS, VALUE, RANK, seed=seed + 9) / RANK**0.5,
+                output=dense(HIDDEN, HEADS * VALUE, seed + 10),
+                scale=0.3,
+                rotary_scale=1.3,
+                norm_eps=1e-6,
+            ),
+            mlp_norm=random(HIDDEN, seed=seed + 11) + 1,
+            mlp=ExpertsMlp(
+                router=random(EXPERTS, HIDDEN, seed=seed + 12),
+                correction=random(EXPERTS, seed=seed + 13),
+                routing=Routing(chosen=CHOSEN, sigmoid=True, scale=2.0),
+                experts=experts,
+                shared=GatedMlp(
+                    dense(2 * WIDTH, HIDDEN, seed + 14), dense(HIDDEN, WIDTH, seed + 15)
+                ),
+            ),
+        )
+
+    return made(TritonExperts(gate_up, down)), made(DenseExperts(gate_up, down))
+
+
+def test_latents_and_experts() -> None:
+    """Prompts, a decode row beside a chunk, decode rows alone; in the middle of the layers a
+    reduction, which both must call."""
+    first, second = latent_layer(10, True), latent_layer(40, False)
+    halved = replace(LATENT, reduce=lambda update: update / 2)
+    implementations: tuple[Layers, Layers] = (
+        TritonLayers((first[0], second[0]), halved),
+        TorchLayers((first[1], second[1]), halved),
+    )
+    pools = [nan(10, 2, 1, 1, BLOCK, RANK + ROPE, dtype=torch.float32) for _ in range(2)]
+    for step, shapes in enumerate([[(0, 30), (0, 17)], [(30, 1), (17, 33)], [(31, 1), (50, 1)]]):
+        rows, positions = rows_of(shapes)
+        residual = random(len(positions), HIDDEN, seed=step)
+        found = [
+            run(residual.clone(), positions, (rows,), pool.unbind(1))
+            for run, pool in zip(implementations, pools, strict=True)
+        ]
+        assert_near(found[0], found[1], torch.float32)
+        plain = TorchLayers((first[1], second[1]), LATENT)
+        other = plain(residual.clone(), positions, (rows,), pools[1].clone().unbind(1))
+        assert (other - found[1]).abs().max() > 0.1
+    torch.testing.assert_close(pools[0], pools[1], atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_norms_of_heads() -> None:
+    base = layer(10, None)
+    assert isinstance(base.attention, HeadAttention)
+    attention = replace(
+        base.attention, query_norm=random(DIM, seed=1), key_norm=random(DIM, seed=2)
+    )
+    normed = replace(base, attention=attention)
+    rows, positions = rows_of([(0, 30), (0, 17)])
+    residual = random(len(positions), HIDDEN)
+    found = [
+        run(
+            residual.clone(),
+            positions,
+            (rows,),
+            nan(10, 1, 2, KV_HEADS, BLOCK, DIM, dtype=torch.float32).unbind(1),
+        )
+        for run in (
+            TritonLayers((normed,), SHAPE),
+            TorchLayers((normed,), SHAPE),
+            TorchLayers((base,), SHAPE),
+        )
+    ]
+    assert_near(found[0], found[1], torch.float32)
+    assert (found[1] - found[2]).abs().max() > 0.1
 
 
 def test_no_layers_leave_the_residual() -> None:
