@@ -1,63 +1,58 @@
-"""`python -m core.engine.drive MODEL`: a rank driven as a node front drives it, for measurements.
+"""`python -m core.engine.drive MODEL`: ranks driven as a node front drives them, for measurements.
 
-Starts one rank process and speaks JSON, a line each way, on stdin and stdout; torch stays in the
-rank. The first line out says that the rank is ready. Then, for each line in, one line out:
+Starts one rank process, or those of a plan, and speaks JSON, a line each way, on stdin and stdout;
+torch stays in the ranks. The first line out says that they are ready. Then, for each line in, one
+line out:
 
-    {"op": "play", "requests": [{"at": 0.5, "prompt": [ids], "tokens": 64}, …]}
+    {"op": "play", "requests": [{"at": 0.5, "prompt": [ids], "tokens": 64, "schema": "…"}, …]}
         → {"times": [[seconds of each token], …]}   both counted from the start of the play
     {"op": "encode", "text": "…"} → {"ids": […]}
     {"op": "memory"} → {"rss": bytes, "pool": bytes of it that are KV memory}
     {"op": "stats"} → {…}                           the rank's last gauges and counters
 
-Answers are greedy and go on to their last token. Ends with its stdin, and the rank with it.
+Answers are greedy and go on to their last token, or to the end of a document that fits their JSON
+Schema. Ends with its stdin, and the ranks with it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import select
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
+from core.engine import drive_ranks
 from core.engine.messages import (
     Abort,
     Command,
     EngineStats,
-    LoadFailed,
     RankConfig,
     RankMessage,
     Ready,
     Run,
     SequenceFailed,
     SequenceSpec,
-    Shutdown,
     Stepped,
-    rank_message_decoder,
 )
 from core.engine.plan import SequenceId
-from core.errors import ConfigError, InternalError
-from core.framing import encode_frame
+from core.errors import ConfigError, InternalError, RequestError
+from core.parallel import Plan
 from core.text.model import TextModel, load_text
-from core.types import BLOCK_TOKENS
-
-_READ_BYTES = 1 << 18
-_STOP_S = 10
+from core.types import BLOCK_TOKENS, GenerateRequest, ModelName, RequestId, ResponseFormat
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """`at`: seconds after the start of the play."""
+    """`at`: seconds after the start of the play. `schema`: JSON text; "" leaves the answer free."""
 
     at: float
     prompt: tuple[int, ...]
     tokens: int
+    schema: str = ""
 
 
 class Play(msgspec.Struct, frozen=True, tag="play", tag_field="op"):
@@ -80,41 +75,42 @@ Order = Play | Encode | Memory | Stats
 
 
 class Driver:
-    """Owns the rank process and the socket to it. `ready` is what the rank said when it came up.
+    """Owns the rank processes and speaks to the one that schedules. `ready` is what that one said
+    when it came up.
 
     Raises ConfigError when the rank does not come up, InternalError when it goes or refuses.
     """
 
     def __init__(self, config: RankConfig) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._decoder = rank_message_decoder()
         self._stats: EngineStats | None = None
         self._plays = 0
         self._source = Path(config.source)
-        self._text: TextModel | None = None
-        config = msgspec.structs.replace(config, socket_fd=theirs.fileno())
-        self._process = subprocess.Popen(
-            (sys.executable, "-m", "core.engine.rank"),
-            pass_fds=(theirs.fileno(),),
-            env=_environment(config),
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
+        self._ranks = drive_ranks.start(config)
+        self._leader = self._ranks[0]
         try:
-            self.ready = self._wait_until_ready()
+            self.loaded = drive_ranks.wait_until_ready(self._ranks)
         except BaseException:
             self.close()
             raise
 
     @property
+    def ready(self) -> Ready:
+        return self.loaded.ready[0]
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks]
+
+    @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._leader.pid
 
     def play(self, requests: Sequence[Arrival]) -> list[list[float]]:
         """Times of each request's tokens."""
         self._plays += 1
         names = [SequenceId(f"{self._plays}.{n}") for n in range(len(requests))]
         times: dict[SequenceId, list[float]] = {name: [] for name in names}
+        specs = [self._spec(request) for request in requests]
         coming = sorted(range(len(requests)), key=lambda n: requests[n].at, reverse=True)
         running: set[SequenceId] = set()
         began = time.perf_counter()
@@ -125,23 +121,40 @@ class Driver:
                 while coming and requests[coming[-1]].at <= now:
                     index = coming.pop()
                     running.add(names[index])
-                    due.append(Run(names[index], _greedy(requests[index])))
-                self._send(*due)
+                    due.append(Run(names[index], specs[index]))
+                self._leader.send(*due)
                 pause = requests[coming[-1]].at - now if coming else None
-                for message in self._receive(pause):
+                for message in self._leader.receive(pause):
                     running -= _note(message, times, time.perf_counter() - began)
                     if isinstance(message, Stepped):
                         self._stats = message.stats
         except BaseException:
             with suppress(OSError):  # a rank that has gone has nothing left to abort
-                self._send(*(Abort(name) for name in running))
+                self._leader.send(*(Abort(name) for name in running))
             raise
         return [times[name] for name in names]
 
     def encode(self, text: str) -> list[int]:
-        if self._text is None:
-            self._text = load_text(self._source)
         return self._text.encode_prompt(text)
+
+    @cached_property
+    def _text(self) -> TextModel:
+        return load_text(self._source)
+
+    def _spec(self, arrival: Arrival) -> SequenceSpec:
+        spec = _greedy(arrival)
+        if not arrival.schema:
+            return spec
+        request = GenerateRequest(
+            id=RequestId("drive"),
+            model=ModelName("drive"),
+            seed=0,
+            rendered_at=0,
+            response_format=ResponseFormat(schema=arrival.schema),
+        )
+        return msgspec.structs.replace(
+            spec, grammar=self._text.grammar(request), stop_ids=self._text.end_ids
+        )
 
     def memory(self) -> dict[str, int]:
         return resident(Path(f"/proc/{self.pid}/smaps").read_text(encoding="utf-8"))
@@ -150,41 +163,8 @@ class Driver:
         return self._stats
 
     def close(self) -> None:
-        """The rank has ended when this returns."""
-        with suppress(OSError):  # it may have gone already
-            self._send(Shutdown())
-        self._socket.close()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _wait_until_ready(self) -> Ready:
-        while True:
-            for message in self._receive(None, descriptors=True):
-                if isinstance(message, Ready):
-                    return message
-                if isinstance(message, LoadFailed):
-                    raise ConfigError(message.message)
-
-    def _send(self, *commands: Command) -> None:
-        if commands:
-            self._socket.sendall(b"".join(encode_frame(command) for command in commands))
-
-    def _receive(self, pause: float | None, *, descriptors: bool = False) -> Iterator[RankMessage]:
-        """What has come, after waiting for it at most `pause` seconds."""
-        if not select.select([self._socket], [], [], pause)[0]:
-            return
-        if descriptors:
-            data, given, _, _ = socket.recv_fds(self._socket, _READ_BYTES, 4)
-            for descriptor in given:
-                os.close(descriptor)  # the KV memory is the rank's own affair here
-        else:
-            data = self._socket.recv(_READ_BYTES)
-        if not data:
-            raise InternalError("the rank has gone")
-        yield from self._decoder.feed(data)
+        """The ranks have ended when this returns."""
+        drive_ranks.stop(self._ranks)
 
 
 def _note(
@@ -206,19 +186,6 @@ def _note(
 
 def _greedy(arrival: Arrival) -> SequenceSpec:
     return SequenceSpec(token_ids=arrival.prompt, max_tokens=arrival.tokens, temperature=0.0)
-
-
-def _environment(config: RankConfig) -> dict[str, str]:
-    """As a node front sets it."""
-    threads = str(config.threads)
-    return {
-        **os.environ,
-        "SKERRY_RANK": msgspec.json.encode(config).decode(),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KMP_BLOCKTIME": "0",
-    }
 
 
 def resident(smaps: str) -> dict[str, int]:
@@ -258,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--speculation", choices=("on", "off"), default="on")
     parser.add_argument("--kv-tokens", type=int, default=65536)
     parser.add_argument("--step-tokens", type=int, default=512)
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share each layer")
+    parser.add_argument("--pp", type=int, default=1, help="stages of layers")
     options = parser.parse_args(arguments)
     config = RankConfig(
         node="drive",
@@ -270,6 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_step_tokens=options.step_tokens,
         native=options.native == "on",
         speculate=options.speculation == "on",
+        plan=Plan(tp=options.tp, pp=options.pp),
     )
     decode = msgspec.json.Decoder(Order).decode
     began = time.perf_counter()
@@ -279,14 +249,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say({
                 "ready_s": time.perf_counter() - began,
                 "pid": driver.pid,
+                "pids": driver.pids,
                 "vocab_size": driver.ready.vocab_size,
                 "kv_bytes_per_token": driver.ready.geometry.bytes_per_token,
+                "weights_s": driver.loaded.weights_s,
             })  # fmt: skip
             for line in sys.stdin.buffer:
                 _say(answer(driver, decode(line)))
         finally:
             driver.close()
-    except (ConfigError, InternalError, msgspec.MsgspecError) as error:
+    except (ConfigError, RequestError, msgspec.MsgspecError) as error:
         _say({"error": str(error)})
         return 1
     return 0

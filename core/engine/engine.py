@@ -24,7 +24,7 @@ from core.engine.messages import (
     Shutdown,
     Stepped,
 )
-from core.engine.plan import LoadedModel, Runner, StepHandle, StepPlan, StepResult
+from core.engine.plan import LoadedModel, Mirrors, Runner, StepHandle, StepPlan, StepResult
 from core.engine.scheduler import Scheduler
 from core.kv.block_manager import BlockManager
 
@@ -47,7 +47,8 @@ class DecodeRate:
 
 
 class Engine:
-    """`depth` plans may be with the runner at once. Not started before the runner has loaded.
+    """`depth` plans may be with the runner at once, in a pipeline one for each of its `stages`. Not
+    started before the runner has loaded.
 
     `landed` is called, from any thread, whenever a step has been computed: once for each, in order.
     """
@@ -61,6 +62,7 @@ class Engine:
         max_step_tokens: int,
         depth: int = 1,
         mixed_step_s: float = 0.0,
+        stages: int = 1,
         drafter: Callable[[], Drafter] | None = None,
         landed: Callable[[object], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -71,6 +73,7 @@ class Engine:
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             mixed_step_s=mixed_step_s,
+            stages=stages,
         )
         geometry = loaded.geometry
         # Prefixes are known by the blocks of group 0, which keeps them all whatever its layers see.
@@ -87,7 +90,7 @@ class Engine:
         )
         self.stopping = False
         self._runner = runner
-        self._depth = depth
+        self._depth = max(depth, stages)
         self._handles: deque[tuple[StepPlan, StepHandle]] = deque()
         self._clock = clock
         self._stepping_since = 0.0
@@ -102,6 +105,9 @@ class Engine:
             case Reserve(sequence, spec):
                 self.scheduler.reserve(sequence, spec)
             case Begin(sequence, kv_in_place):
+                if kv_in_place and isinstance(self._runner, Mirrors):
+                    filled = self.scheduler.set_aside(sequence)
+                    self._runner.arrive([tuple(group.values()) for group in filled])
                 self.scheduler.begin(sequence, kv_in_place=kv_in_place)
             case Prefill(sequence, spec):
                 self.scheduler.prefill(sequence, spec)
@@ -174,7 +180,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         gauges, counters = self.scheduler.roster.gauges(), self.scheduler.counters
-        blocks = self.scheduler.blocks
+        blocks, work = self.scheduler.blocks, self._runner.work()
         return EngineStats(
             running=gauges.running,
             waiting=gauges.waiting,
@@ -190,4 +196,8 @@ class Engine:
             preemptions=counters.preemptions,
             drafted_tokens=counters.drafted,
             accepted_tokens=counters.accepted,
+            sent_bytes=work.sent_bytes,
+            least_bytes=work.least_bytes,
+            stage_seconds=work.stage_seconds,
+            pipeline_bubble=work.bubble,
         )

@@ -20,7 +20,11 @@ from core.models.weights import WeightSource, open_weights
 from core.text import from_folder, from_gguf
 from core.text.parts import TextParts
 
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 _ITEM_BYTES = 2
 _ALIGN = 8
 
@@ -44,9 +48,18 @@ def export(source: Path, folder: Path) -> None:
 
 
 def hf_config(model: ModelConfig, text: TextParts) -> dict[str, object]:
-    """config.json. Raises ConfigError for rotary divisors that only GGUF can hold."""
+    """config.json. Raises ConfigError for what it cannot say or we do not write."""
     if model.rope_stored:
         raise ConfigError("rotary divisors stored as a tensor have no place in config.json")
+    scaling = model.rope_scaling
+    if model.family not in _CLASSES:
+        raise ConfigError(
+            f"architecture {model.family!r} is not exported; known: {', '.join(_CLASSES)}"
+        )
+    if model.windowed or (scaling is not None and scaling.kind not in ("linear", "llama3")):
+        raise ConfigError(
+            "windows, and rope scaling other than linear and llama3, are not exported"
+        )
     config: dict[str, object] = {
         "architectures": [_CLASSES[model.family]],
         "model_type": model.family,
@@ -63,13 +76,12 @@ def hf_config(model: ModelConfig, text: TextParts) -> dict[str, object]:
         "rms_norm_eps": model.norm_eps,
         "rope_theta": model.rope_theta,
         "tie_word_embeddings": model.tied,
-        "attention_bias": model.qkv_bias and model.family == "llama",
+        "attention_bias": model.qkv_bias and model.family != "qwen2",
         "mlp_bias": model.mlp_bias,
         "bos_token_id": text.begin_id,
         "eos_token_id": sorted(text.end_ids) or None,
     }
-    if model.rope_scaling is not None:
-        scaling = model.rope_scaling
+    if scaling is not None:
         config["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor} | (
             {
                 "low_freq_factor": scaling.low_freq_factor,

@@ -27,6 +27,8 @@ class Limits:
     max_step_tokens: int
     mixed_step_s: float = 0.0
     """About how long a step may take that reads prompts while others decode; 0: any time."""
+    stages: int = 1
+    """Of a pipeline: as many steps are under way, of different sequences."""
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (

@@ -52,6 +52,7 @@ def measure(path: Path, *, threads: int, native: bool) -> Limits:
     source = open_weights(path)
     config = source.config
     body = sum(size for name, size in sizes(source) if "layers." in name)
+    active = active_numbers(source)
     head = config.vocab_size * config.hidden
     stored = sum(source.read(name).data.numel() for name in source.names)
     source.close()
@@ -63,10 +64,21 @@ def measure(path: Path, *, threads: int, native: bool) -> Limits:
         stored_bytes=stored,
         dense_bytes=2 * (body + head),
         resident_bytes=kept,
-        body_flop=2.0 * body,
+        body_flop=2.0 * active,
         head_flop=2.0 * head,
         attention_flop=4.0 * config.layers * config.heads * config.head_dim,
     )  # fmt: skip
+
+
+def active_numbers(source: WeightSource) -> int:
+    """Numbers of the layers that one token meets: of a mixture only the experts it is sent to."""
+    moe, found = source.config.moe, 0
+    for name, size in sizes(source):
+        if ".experts." in name and moe is not None:
+            found += size * moe.chosen // moe.count
+        elif "layers." in name:
+            found += size
+    return found
 
 
 def sizes(source: WeightSource) -> Iterator[tuple[str, int]]:

@@ -20,6 +20,7 @@ from core.engine.pending import MOST_AHEAD
 from core.engine.plan import Scores, SequenceId
 from core.framing import FrameDecoder
 from core.kv.geometry import KVGeometry
+from core.parallel import Plan
 from core.types import FinishReason
 
 
@@ -48,6 +49,9 @@ class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """No token of `stop_ids` is sampled before so many output tokens."""
     logprobs: int | None = None
     """Each output token is reported with so many of the best candidates' log probabilities."""
+    grammar: str = ""
+    """What every output token must fit (core.text.grammar); "" for anything. The model's end tokens
+    are among `stop_ids` then."""
     deadline_s: float | None = None
     """Time left: past it the sequence fails with deadline_exceeded, wherever it stands, unless a
     peer is filling or reading its blocks just then."""
@@ -198,6 +202,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Guesses that the model has checked."""
     accepted_tokens: int = 0
     """Of these, the ones that were right."""
+    sent_bytes: int = 0
+    """What the node's ranks have sent each other to compute, and the least that its plan needs."""
+    least_bytes: int = 0
+    stage_seconds: tuple[float, ...] = ()
+    """How long each pipeline stage has computed."""
+    pipeline_bubble: float = 0.0
+    """The share of the stages' time in which they stood still although there was work."""
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped", tag_field="kind"):
@@ -233,6 +244,9 @@ def rank_message_decoder() -> FrameDecoder[RankMessage]:
 
 # ------------------------------------------------------------------ start of a rank
 
+EXIT_PEER = 5
+"""Exit status of a rank that ends because another one of its node has; it says nothing about it."""
+
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How to start a rank process: JSON in the environment variable SKERRY_RANK.
@@ -243,6 +257,17 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     rank: int = 0
+    """Its number within the node, and so its place in `plan`."""
+    plan: Plan = Plan()
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    """Where the ranks of a node find each other; 0 for a node of one rank."""
+    master_fd: int = -1
+    """The socket that listens there, given to rank 0 alone; -1: rank 0 binds it itself."""
+    master_secret: str = ""
+    """What ranks know each other by."""
+    pulse_s: float = PULSE_S
+    """A rank says something at least this often."""
     socket_fd: int
     engine: str = "torch"
     source: str
@@ -282,6 +307,9 @@ class ScriptedConfig(msgspec.Struct, frozen=True, kw_only=True):
     end_id: int = 0
     block_bytes: int = 4096
     """KV bytes a block, to make transfers as heavy as a real model's."""
+    layers: int = 1
+    kv_heads: int = 1
+    """The shape of a block, for plans to split."""
     window: int = 0
     """With a number: a second KV group, which sees so many tokens."""
     window_blocks: int = 0

@@ -34,9 +34,7 @@ class Pending:
             if not row.follows:
                 whole.append(row)
                 continue
-            # Not always of the very last step: a sequence may have had no room in that one.
-            newest = (step[row.sequence] for step in self._steps if row.sequence in step)
-            token = next(newest, None)
+            token = self.newest(row.sequence)
             if token is None:
                 broken.append(RowResult(row.sequence, error="the step before gave no token"))
             else:
@@ -44,6 +42,11 @@ class Pending:
                 token_ids = (token, *row.token_ids[1:])
                 whole.append(replace(row, token_ids=token_ids, sample=sample))
         return whole, broken
+
+    def newest(self, sequence: SequenceId) -> int | None:
+        """The last token of a sequence. Not always of the very last step: it may have had no room
+        in that one."""
+        return next((step[sequence] for step in self._steps if sequence in step), None)
 
     def note(self, results: Sequence[RowResult]) -> None:
         """A step has been computed."""

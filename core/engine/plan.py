@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NewType, Protocol
+from typing import Any, NewType, Protocol, runtime_checkable
 
 import msgspec
 
@@ -17,8 +17,9 @@ SequenceId = NewType("SequenceId", str)
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A sequence's ids for the penalties: `tokens` are prompt and output, int32 in native order,
-    the first `prompt` of them the prompt. Bytes, so that a step copies and never converts them."""
+    """A sequence's ids for penalties and grammars: `tokens` are prompt and output, int32 in native
+    order, the first `prompt` of them the prompt. Bytes, so that a step copies and never converts
+    them."""
 
     tokens: bytes
     prompt: int
@@ -68,10 +69,12 @@ class SampleSpec:
     """End tokens: not to be chosen while `position` is below `min_tokens`."""
     min_tokens: int = 0
     history: History | None = None
-    """Given whenever a penalty is set: the sequence up to the token that is to be chosen, without
-    the placeholder of a row that `follows`."""
+    """Given whenever a penalty or a grammar is set: the sequence up to the token that is to be
+    chosen, without the placeholder of a row that `follows`."""
     logprobs: int | None = None
     """Report the token's log probability, with so many of the best."""
+    grammar: str = ""
+    """Only tokens that it allows after the output so far may be chosen; "" allows all."""
 
     def after(self, token_ids: Sequence[int]) -> SampleSpec:
         """The same, once `token_ids` have been added to the output."""
@@ -178,6 +181,18 @@ class LoadedModel:
     decode_tokens_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the ranks of a pool have done together since they serve. `least_bytes`: what they would
+    have had to send each other at the least. `stage_seconds`: how long each stage has computed;
+    `bubble`: the share of the stages' time in which they stood still while a step was under way."""
+
+    sent_bytes: int = 0
+    least_bytes: int = 0
+    stage_seconds: tuple[float, ...] = ()
+    bubble: float = 0.0
+
+
 class Runner(Protocol):
     """Computes steps on this rank: `runner_torch.TorchRunner`, `scripted.ScriptedRunner`."""
 
@@ -189,4 +204,18 @@ class Runner(Protocol):
         """Begin a step; steps complete in order."""
         ...
 
+    def work(self) -> Work:
+        """So far. Raises NodeLost when a rank that computes with this one has gone."""
+        ...
+
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Mirrors(Protocol):
+    """A runner whose KV lies elsewhere and has its double in the shared memory."""
+
+    def arrive(self, groups: Sequence[Sequence[int]]) -> None:
+        """Blocks of each KV group were filled in the shared memory: steps that are submitted from
+        now on may read them."""
+        ...

@@ -2,8 +2,8 @@
 
 Its configuration is JSON in SKERRY_RANK; it speaks `messages` over the inherited socket and lives
 as long as the front holds the other end. Exit status: 0 the front closed or asked for it, 2 the
-configuration is unusable, 3 the model did not load, 4 the engine or the protocol failed; for all
-but 0 one line on stderr says why.
+configuration is unusable, 3 the model did not load, 4 the engine or the protocol failed, for which
+one line on stderr says why; 5 another rank of the node has gone, of which the front tells.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from core import log
 from core.engine.drafter import PromptLookup
 from core.engine.engine import Engine
+from core.engine.follow import follow
 from core.engine.link import Bell, Link
-from core.engine.messages import PULSE_S, LoadFailed, Loading, Pulse, RankConfig, Ready
+from core.engine.messages import EXIT_PEER, LoadFailed, Loading, Pulse, RankConfig, Ready
 from core.engine.plan import LoadedModel, Runner
-from core.errors import ConfigError, InternalError, SkerryError
+from core.errors import ConfigError, InternalError, NodeLost, SkerryError
 
 _log = logging.getLogger("skerry.rank")
 
@@ -45,7 +48,11 @@ def main() -> int:
         return EXIT_CONFIG
     log.setup(f"rank/{config.node}.{config.rank}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front, which drains first
-    return serve(config, sock)
+    status = serve(config, sock)
+    if config.plan.ranks > 1:  # a thread may wait for another rank, for ever
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def serve(config: RankConfig, sock: socket.socket) -> int:
@@ -53,14 +60,13 @@ def serve(config: RankConfig, sock: socket.socket) -> int:
     link = Link(sock)
     bell = Bell()
     try:
-        runner = make_runner(config)
-        try:
-            loaded = _load(runner, link)
-            if loaded is None:
-                return EXIT_LOAD
-            return _run(config, link, bell, runner, loaded)
-        finally:
-            runner.close()
+        place = config.plan.place(config.rank)
+        if config.plan.leader(place.dp_rank) == config.rank:
+            return _lead(config, link, bell)
+        return _follow(config, link, bell)
+    except NodeLost as error:
+        _log.debug("%s", error)
+        return EXIT_PEER
     except ConfigError as error:
         return _load_failed(link, str(error))
     except SkerryError as error:
@@ -71,12 +77,67 @@ def serve(config: RankConfig, sock: socket.socket) -> int:
         bell.close()
 
 
+def _lead(config: RankConfig, link: Link, bell: Bell) -> int:
+    """The life of a rank that schedules."""
+    runner = make_runner(config)
+    try:
+        loaded = _load(runner, link)
+        return EXIT_LOAD if loaded is None else _run(config, link, bell, runner, loaded)
+    finally:
+        runner.close()
+
+
+def _follow(config: RankConfig, link: Link, bell: Bell) -> int:
+    """The life of a rank that computes what another one says."""
+    follower = make_follower(config)
+    try:
+        loaded = _load(follower, link)
+        if loaded is None:
+            return EXIT_LOAD
+        link.send_with_descriptor(_ready(config, loaded, loaded.context), loaded.memory_fd)
+        return follow(link, bell, follower.compute, pulse_s=config.pulse_s)
+    finally:
+        follower.close()
+
+
+class Follower(Protocol):
+    """What a rank is that does not schedule."""
+
+    def load(self, progress: Callable[[str, float], None]) -> LoadedModel: ...
+
+    def compute(self) -> None:
+        """Compute what the leader says; returns never. Raises NodeLost when it has gone."""
+        ...
+
+    def close(self) -> None:
+        """Called while `compute` still waits on another thread."""
+        ...
+
+
+def make_follower(config: RankConfig) -> Follower:
+    """Raises ConfigError."""
+    if config.engine == "scripted":
+        from core.engine.scripted_ranks import ScriptedFollower
+
+        return ScriptedFollower(config)
+    if config.engine == "torch":
+        from core.engine.runner_split import FollowingRank
+
+        return FollowingRank(config)
+    raise ConfigError(f"engine {config.engine!r} cannot be split over ranks")
+
+
 def make_runner(config: RankConfig) -> Runner:
     """The runner that `config.engine` names. Raises ConfigError."""
     if config.engine == "scripted":
         from core.engine.scripted import ScriptedRunner  # each rank imports its own runner only
+        from core.engine.scripted_ranks import ScriptedLeader
 
-        return ScriptedRunner(config)
+        return ScriptedLeader(config) if config.plan.ranks > 1 else ScriptedRunner(config)
+    if config.engine == "torch" and config.plan.ranks > 1:
+        from core.engine.runner_split import LeadingRunner
+
+        return LeadingRunner(config)
     if config.engine == "torch":
         from core.engine.runner_torch import TorchRunner  # torch takes seconds to import
 
@@ -84,7 +145,7 @@ def make_runner(config: RankConfig) -> Runner:
     raise ConfigError(f"engine {config.engine!r} is neither torch nor scripted")
 
 
-def _load(runner: Runner, link: Link) -> LoadedModel | None:
+def _load(runner: Runner | Follower, link: Link) -> LoadedModel | None:
     told: tuple[str, float] = ("", 0.0)
 
     def progress(stage: str, fraction: float) -> None:
@@ -95,6 +156,8 @@ def _load(runner: Runner, link: Link) -> LoadedModel | None:
 
     try:
         return runner.load(progress)
+    except NodeLost:
+        raise
     except Exception as error:  # noqa: BLE001 — whatever stops a load is the operator's to know
         known = isinstance(error, SkerryError)
         _log.debug("load failed", exc_info=error)
@@ -116,24 +179,17 @@ def _run(config: RankConfig, link: Link, bell: Bell, runner: Runner, loaded: Loa
         max_step_tokens=config.max_step_tokens,
         depth=config.depth,
         mixed_step_s=config.mixed_step_s,
-        drafter=PromptLookup if config.speculate else None,
+        stages=config.plan.pp,
+        # In a pipeline the next step of a sequence would wait for the check of its guesses.
+        drafter=PromptLookup if config.speculate and config.plan.pp == 1 else None,
         landed=bell.ring,
     )
-    ready = Ready(
-        fingerprint=loaded.fingerprint,
-        context=engine.scheduler.context,
-        vocab_size=loaded.vocab_size,
-        geometry=loaded.geometry,
-        max_sequences=config.max_sequences,
-        max_step_tokens=config.max_step_tokens,
-        prefill_tokens_per_s=loaded.prefill_tokens_per_s,
-        decode_tokens_per_s=loaded.decode_tokens_per_s,
-    )
+    ready = _ready(config, loaded, engine.scheduler.context)
     link.send_with_descriptor(ready, loaded.memory_fd)
     rehearsal = config.engine == "scripted"
     while not engine.stopping:
         quiet_s = time.monotonic() - link.sent_at
-        wait_s = max(0.0, PULSE_S - quiet_s)
+        wait_s = max(0.0, config.pulse_s - quiet_s)
         if (expires_s := engine.scheduler.expires_in) is not None:
             wait_s = min(wait_s, expires_s)
         for command in link.receive(wait=True, bell=bell, at_most_s=wait_s):
@@ -147,11 +203,24 @@ def _run(config: RankConfig, link: Link, bell: Bell, runner: Runner, loaded: Loa
         link.send(*engine.messages())
         if engine.stepping_s > STUCK_S:
             raise InternalError(f"a step has not ended in {STUCK_S:g} s")
-        if time.monotonic() - link.sent_at >= PULSE_S:
+        if time.monotonic() - link.sent_at >= config.pulse_s:
             link.send(Pulse())
         if rehearsal and not engine.busy:
             engine.scheduler.roster.check_integrity()
     return 0
+
+
+def _ready(config: RankConfig, loaded: LoadedModel, context: int) -> Ready:
+    return Ready(
+        fingerprint=loaded.fingerprint,
+        context=context,
+        vocab_size=loaded.vocab_size,
+        geometry=loaded.geometry,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        prefill_tokens_per_s=loaded.prefill_tokens_per_s,
+        decode_tokens_per_s=loaded.decode_tokens_per_s,
+    )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ the same token, whatever the batch and the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ HEAD = 256
 LONG_HEAD = 4096
 """Looked at before the whole vocabulary is sorted."""
 
-_COLDEST = 1e-20
+NOTHING: Mapping[int, Tensor] = MappingProxyType({})
+COLDEST = 1e-20
 """A temperature below it is taken as this: all but the best are as impossible, and single
 precision can still divide by it."""
 _PIECE = 16384
@@ -45,7 +48,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class Head:
     """The first candidates in order; `complete` when there are no others."""
 
     values: Tensor
@@ -67,8 +70,11 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled | None]:
+def sample(
+    logits: Tensor, specs: Sequence[SampleSpec], forbidden: Mapping[int, Tensor] = NOTHING
+) -> list[Sampled | None]:
     """One token per row of `logits` [rows, vocabulary] fp32; None where a row is not finite.
+    `forbidden`: what a row's grammar does not allow (core.engine.grammar).
 
     Rows whose spec has a bias, penalties or forbidden ids are changed in place.
     """
@@ -82,12 +88,12 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled | None]:
         if sound[row] and spec.logprobs is not None
     }
     for row, spec in enumerate(specs):
-        if sound[row] and shapes(spec):
-            shape(logits[row], spec)
+        if sound[row] and (row in forbidden or shapes(spec)):
+            shape(logits[row], spec, forbidden=forbidden.get(row))
             value, index = logits[row].max(-1)
             best[row], best_ids[row] = float(value), int(index)
             sound[row] = -torch.inf < best[row] < torch.inf
-    drawn = [row for row, spec in enumerate(specs) if sound[row] and not _greedy(spec)]
+    drawn = [row for row, spec in enumerate(specs) if sound[row] and not greedy(spec)]
     tokens = dict(zip(drawn, _draw_all(logits, best, drawn, specs), strict=True))
     picked: list[Sampled | None] = []
     for row in range(len(specs)):
@@ -97,7 +103,7 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled | None]:
     return picked
 
 
-def _greedy(spec: SampleSpec) -> bool:
+def greedy(spec: SampleSpec) -> bool:
     return spec.temperature == 0 or spec.top_p <= 0 or spec.top_k == 1
 
 
@@ -106,8 +112,8 @@ class _Raw:
 
     def __init__(self, row: Tensor, best: float, count: int) -> None:
         self._row = row.clone()
-        self._log_total = best + float(_mass(row, best, 1.0).log())
-        ids = _best(row, min(count, len(row)))
+        self._log_total = best + float(mass(row, best, 1.0).log())
+        ids = first_ids(row, min(count, len(row)))
         self._top_ids = tuple(ids.tolist())
         self._top = tuple(self._finite(value) for value in row[ids].tolist())
 
@@ -118,7 +124,7 @@ class _Raw:
         return min(0.0, max(IMPOSSIBLE, logit - self._log_total))
 
 
-def _best(row: Tensor, count: int) -> Tensor:
+def first_ids(row: Tensor, count: int) -> Tensor:
     """Ids of the `count` best, equals by id."""
     if not count:
         return torch.empty(0, dtype=torch.int64, device=row.device)
@@ -133,18 +139,19 @@ def _draw_all(
     found = []
     for row, head in zip(drawn, _heads(logits, drawn), strict=True):
         spec, line = specs[row], logits[row]
-        token = _draw(line, best[row], head, spec) if head is not None else None
+        total = partial(mass, line, best[row])
+        token = draw(head, best[row], spec, total) if head is not None else None
         if token is None and len(line) > LONG_HEAD:
-            token = _draw(line, best[row], _head(*line.topk(LONG_HEAD)), spec)
+            token = draw(_head(*line.topk(LONG_HEAD)), best[row], spec, total)
         if token is None:
             order = line.sort(descending=True, stable=True)
-            token = _draw(line, best[row], _Head(*order, complete=True), spec)
+            token = draw(Head(*order, complete=True), best[row], spec, total)
         assert token is not None, "the whole order holds every draw"
         found.append(token)
     return found
 
 
-def _heads(logits: Tensor, drawn: Sequence[int]) -> list[_Head | None]:
+def _heads(logits: Tensor, drawn: Sequence[int]) -> list[Head | None]:
     """Of the rows `drawn`. Which are the largest is exact, so rows may be looked at together."""
     if not drawn or logits.shape[-1] <= HEAD:
         return [None] * len(drawn)
@@ -154,21 +161,24 @@ def _heads(logits: Tensor, drawn: Sequence[int]) -> list[_Head | None]:
     return [
         _head(values[at], ids[at])
         if tied[at]
-        else _Head(values[at, :-1], ids[at, :-1], complete=False)
+        else Head(values[at, :-1], ids[at, :-1], complete=False)
         for at in range(len(drawn))
     ]
 
 
-def _head(values: Tensor, ids: Tensor) -> _Head:
+def _head(values: Tensor, ids: Tensor) -> Head:
     """The order without those that tie with its last one: equals of that are left out."""
     ids, by_id = ids[: int((values > values[-1]).sum())].sort()
     values, order = values[by_id].sort(descending=True, stable=True)
-    return _Head(values, ids[order], complete=False)
+    return Head(values, ids[order], complete=False)
 
 
-def _draw(row: Tensor, best: float, head: _Head, spec: SampleSpec) -> int | None:
-    """The candidate at the row's uniform number; None when the head is too short to tell."""
-    temperature = max(spec.temperature, _COLDEST)
+def draw(
+    head: Head, best: float, spec: SampleSpec, all_mass: Callable[[float], Tensor]
+) -> int | None:
+    """The candidate at the row's uniform number; None when the head is too short to tell.
+    `all_mass`: the mass of all candidates, also of those outside the head, at a temperature."""
+    temperature = max(spec.temperature, COLDEST)
     # Differences to the best one are ≤ 0 before the division: a tiny temperature gives −inf and
     # a weight of 0, never inf − inf.
     weights = ((head.values.double() - best) / temperature).exp_()
@@ -181,24 +191,24 @@ def _draw(row: Tensor, best: float, head: _Head, spec: SampleSpec) -> int | None
         count, bounded = spec.top_k, True
     if not count or (not bounded and (spec.top_k > 0 or spec.min_p > 0)):
         return None
-    mass = weights[:count].cumsum(0)
-    total = mass[-1] if bounded else _mass(row, best, temperature)
+    sums = weights[:count].cumsum(0)
+    total = sums[-1] if bounded else all_mass(temperature)
     if spec.top_p < 1:  # the nucleus: the shortest beginning whose mass reaches top_p
-        size = int(torch.searchsorted(mass, spec.top_p * total)) + 1
+        size = int(torch.searchsorted(sums, spec.top_p * total)) + 1
         if size > count and not bounded:
             return None
-        mass, bounded = mass[:size], True
-        total = mass[-1]
+        sums, bounded = sums[:size], True
+        total = sums[-1]
     point = uniform(spec.seed, spec.choice, spec.position)
-    at = int(torch.searchsorted(mass, point * total, right=True))
-    if at >= len(mass):
+    at = int(torch.searchsorted(sums, point * total, right=True))
+    if at >= len(sums):
         if not bounded:
             return None
-        at = len(mass) - 1
+        at = len(sums) - 1
     return int(head.ids[at])
 
 
-def _mass(row: Tensor, best: float, temperature: float) -> Tensor:
+def mass(row: Tensor, best: float, temperature: float) -> Tensor:
     """Σ exp((logit − best) / temperature) over the vocabulary, double precision."""
     total = torch.zeros((), dtype=torch.float64, device=row.device)
     for start in range(0, len(row), _PIECE):

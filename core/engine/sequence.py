@@ -67,7 +67,7 @@ class Sequence:
     key: tuple[int, int] = field(init=False)
     """Order of service: priority, then arrival."""
     _ids: array[int] = field(init=False)
-    """`tokens` as the penalties want them, kept up only when there are any."""
+    """`tokens` as penalties and grammars want them, kept up only when there are any."""
 
     def __post_init__(self) -> None:
         self.key = (self.spec.priority, self.arrival)
@@ -76,19 +76,19 @@ class Sequence:
     @property
     def goal(self) -> int:
         """Positions to compute, as far as is known: up to the newest token, or to the one that a
-        step in flight samples. The last token of an answer is never computed. Penalties want all
-        tokens but the newest."""
+        step in flight samples. The last token of an answer is never computed. Penalties and
+        grammars want all tokens but the newest."""
         if self.prefill_only:
             return len(self.tokens) - 1
-        ahead = min(self.pending, 1) if self.penalised else self.pending
+        ahead = min(self.pending, 1) if self.needs_history else self.pending
         return min(len(self.tokens) + ahead, self.limit - 1)
 
     @property
-    def penalised(self) -> bool:
+    def needs_history(self) -> bool:
         """What is sampled depends on what was generated, beyond the model itself."""
         spec = self.spec
         penalties = (spec.repetition_penalty, spec.presence_penalty, spec.frequency_penalty)
-        return penalties != (1, 0, 0)
+        return bool(spec.grammar) or penalties != (1, 0, 0)
 
     @property
     def remaining(self) -> int:
@@ -135,10 +135,11 @@ class Sequence:
             min_tokens=spec.min_tokens,
             history=self._history(),
             logprobs=spec.logprobs,
+            grammar=spec.grammar,
         )
 
     def _history(self) -> History | None:
-        if not self.penalised:
+        if not self.needs_history:
             return None
         self._ids.extend(self.tokens[len(self._ids) :])
         return History(self._ids.tobytes(), len(self.spec.token_ids))

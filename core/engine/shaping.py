@@ -1,9 +1,10 @@
 """What a request changes about a row of logits before anything is drawn from it.
 
-Forbidden ids (end tokens before `min_tokens`), then bias, then the repetition penalty over prompt
-and output, then frequency and presence over the output alone: the order and the formulas are those
-of vLLM's documented sampler. The counts are made from the sequence's ids each time: nothing is kept
-between steps, so nothing can go stale when a sequence is preempted, aborted or guessed ahead for.
+What its grammar forbids, forbidden ids (end tokens before `min_tokens`), then bias, then the
+repetition penalty over prompt and output, then frequency and presence over the output alone: the
+order and the formulas are those of vLLM's documented sampler. The counts are made from the
+sequence's ids each time: nothing is kept between steps, so nothing can go stale when a sequence is
+preempted, aborted or guessed ahead for.
 """
 
 from __future__ import annotations
@@ -21,21 +22,26 @@ def shapes(spec: SampleSpec) -> bool:
     return bool(spec.bias) or _forbids(spec) or _penalises(spec)
 
 
-def shape(row: Tensor, spec: SampleSpec) -> None:
-    """Change `row` [vocabulary], fp32, in place. Ids outside it are left out."""
+def shape(row: Tensor, spec: SampleSpec, first: int = 0, forbidden: Tensor | None = None) -> None:
+    """Change `row`, fp32, in place: the logits of the ids from `first` on. Ids outside it are left
+    out. `forbidden`: fp32 [vocabulary], −inf for what the row's grammar does not allow, else
+    +inf."""
+    ids = range(first, first + len(row))
+    if forbidden is not None:
+        torch.minimum(row, forbidden[first : first + len(row)].to(row.device), out=row)
     if _forbids(spec):
-        row[_ids(spec.forbidden, row)] = -torch.inf
+        row[_places(spec.forbidden, ids, row)] = -torch.inf
     if spec.bias:
-        given = [(token, value) for token, value in spec.bias if token < len(row)]
+        given = [(token, value) for token, value in spec.bias if token in ids]
         values = torch.tensor([value for _, value in given], dtype=row.dtype, device=row.device)
-        row.index_add_(0, _ids([token for token, _ in given], row), values)
+        row.index_add_(0, _places([token for token, _ in given], ids, row), values)
     if _penalises(spec):
         assert spec.history is not None, "penalties come with a history"
         # a copy, for torch wants memory that may be written
         tokens = torch.frombuffer(bytearray(spec.history.tokens), dtype=torch.int32)
         tokens = tokens.to(row.device, torch.int64)
-        _repetition(row, tokens, spec.repetition_penalty)
-        _output(row, tokens[spec.history.prompt :], spec)
+        _repetition(row, _inside(tokens, ids), spec.repetition_penalty)
+        _output(row, _inside(tokens[spec.history.prompt :], ids), spec)
 
 
 def _forbids(spec: SampleSpec) -> bool:
@@ -68,6 +74,11 @@ def _output(row: Tensor, tokens: Tensor, spec: SampleSpec) -> None:
     row[ids] -= spec.presence_penalty
 
 
-def _ids(tokens: list[int] | tuple[int, ...], row: Tensor) -> Tensor:
-    inside = [token for token in tokens if token < len(row)]
+def _inside(tokens: Tensor, ids: range) -> Tensor:
+    """Places in the row of those that are in it."""
+    return tokens[(tokens >= ids.start) & (tokens < ids.stop)] - ids.start
+
+
+def _places(tokens: list[int] | tuple[int, ...], ids: range, row: Tensor) -> Tensor:
+    inside = [token - ids.start for token in tokens if token in ids]
     return torch.tensor(inside, dtype=torch.int64, device=row.device)

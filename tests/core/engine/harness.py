@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from core.engine.cells import fill_blocks, next_check
 from core.engine.engine import Engine
 from core.engine.messages import (
     Abort,
@@ -32,13 +33,15 @@ from core.engine.plan import (
     StepHandle,
     StepPlan,
     StepResult,
+    Work,
 )
-from core.engine.scripted import ScriptedRunner, fill_blocks, next_check, scrambled
+from core.engine.scripted import ScriptedRunner, scrambled, scripted_geometry
 from core.kv.memory import attach
 from core.types import FinishReason
 
 END = 1
 BLOCK_BYTES = 256
+GROUP = scripted_geometry(ScriptedConfig(block_bytes=BLOCK_BYTES), 1).groups[0]
 
 
 def rank_config(
@@ -151,6 +154,9 @@ class LateRunner:
     def load(self, progress: object) -> LoadedModel:
         return self._inner.load(lambda stage, fraction: None)
 
+    def work(self) -> Work:
+        return Work()
+
     def submit(self, plan: StepPlan) -> StepHandle:
         self.plans.append(plan)
         return LateHandle(self._inner, plan)
@@ -239,7 +245,7 @@ class Front:
         assert reserved is not None
         if in_place:
             tokens = (*watched.spec.token_ids, *watched.spec.output_ids)[:-1]
-            content = fill_blocks(tokens, BLOCK_BYTES)
+            content = fill_blocks(GROUP, tokens)
             for group, fill in enumerate(reserved.fill):
                 for index, block in fill.items():
                     self.write(block, content[index], group)
@@ -364,7 +370,7 @@ class Front:
             assert progress.blocks[0] == watched.told, "a prefill's blocks changed"
             if progress.complete:
                 assert progress.computed_tokens == watched.counted
-            content = fill_blocks(tokens[: progress.ready_tokens], BLOCK_BYTES)
+            content = fill_blocks(GROUP, tokens[: progress.ready_tokens])
             for index in range(progress.ready_tokens // 16):
                 assert self.read_block(progress.blocks[0][index]) == content[index]
             if progress.complete:

@@ -13,6 +13,7 @@ from core.models.weights import open_weights
 from core.text.model import load_text
 from core.types import Message
 from tests import tiny_text
+from tests.core.models.families import DEEPSEEK, QWEN3, YARN, family_state, scaled
 from tests.core.models.tiny import (
     Config,
     State,
@@ -113,3 +114,24 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([str(folder), str(tmp_path / "out")]) == 2
     assert "mamba" in capsys.readouterr().err
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [(DEEPSEEK, "'deepseek_v3' is not exported"), (scaled(QWEN3, YARN), "other than linear")],
+)
+def test_what_cannot_be_written_is_refused(
+    config: Config, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config | {"vocab_size": VOCABULARY}
+    source = as_folder(tmp_path, config, family_state(config))
+    assert main([str(source), str(tmp_path / "out")]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_norms_of_heads_are_exported(tmp_path: Path) -> None:
+    config = QWEN3 | {"vocab_size": VOCABULARY}
+    source = as_folder(tmp_path, config, family_state(config))
+    assert main([str(source), str(tmp_path / "out")]) == 0
+    assert open_weights(tmp_path / "out").config == open_weights(source).config

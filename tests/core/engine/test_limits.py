@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from core.engine.drive import resident
-from core.engine.limits import storages
+from core.engine.limits import active_numbers, sizes, storages
+from core.models.weights import open_weights
+from tests.core.models.families import QWEN3, QWEN3_MOE, family_folder
 
 SMAPS = """\
 7f00-7f10 rw-s 00000000 00:01 12 /memfd:skerry-kv (deleted)
@@ -38,3 +41,14 @@ def test_tensor_memory_counts_once() -> None:
 
 def test_shared_memory_is_told_apart() -> None:
     assert resident(SMAPS) == {"rss": 142 * 1024, "pool": 100 * 1024}
+
+
+def test_a_token_meets_the_experts_it_is_sent_to(tmp_path: Path) -> None:
+    dense = open_weights(family_folder(tmp_path / "dense", QWEN3))
+    mixed = open_weights(family_folder(tmp_path / "mixed", QWEN3_MOE))
+    outside = 2 * 320 * 64 + 64  # embedding, head and last norm
+    assert active_numbers(dense) == sum(size for _, size in sizes(dense)) - outside
+    gated, routed = 3 * 64 * 96, 8 * 64 + 3 * (3 * 64 * 32)  # two layers of three are mixtures
+    assert active_numbers(mixed) == active_numbers(dense) + 2 * (routed - gated)
+    dense.close()
+    mixed.close()

@@ -256,11 +256,10 @@ def test_a_rank_that_has_nothing_to_say_says_so() -> None:
 def test_a_step_that_never_ends_ends_the_rank() -> None:
     """A deadlock in the thread that computes: the one that speaks goes on, so it has to look."""
     ours, theirs = socket.socketpair()
-    config = rank_config(blocks=32, step_s=3.0)
+    config = msgspec.structs.replace(rank_config(blocks=32, step_s=3.0), pulse_s=0.1)
     ours.sendall(encode_frame(Run(A, spec(range(100, 140)))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_module, "STUCK_S", 0.2)
-        patch.setattr(rank_module, "PULSE_S", 0.1)
         assert serve(config, theirs) == EXIT_ENGINE
     ours.close()
 

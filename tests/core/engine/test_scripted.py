@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from core.engine.cells import fill_blocks, prove
 from core.engine.messages import Begin, ScriptedConfig
 from core.engine.plan import Row, SampleSpec, SequenceId, StepPlan
-from core.engine.scripted import ScriptedRunner, fill_blocks, prove_cells, scripted_geometry
+from core.engine.scripted import ScriptedRunner, scripted_geometry
 from core.errors import ConfigError
 from core.kv.memory import attach
-from tests.core.engine.harness import BLOCK_BYTES, END, Front, rank_config, spec
+from tests.core.engine.harness import END, GROUP, Front, rank_config, spec
 
 S = SequenceId("s")
 FIRST = SampleSpec(temperature=0, top_p=1, top_k=0, seed=0, choice=0, position=0)
@@ -40,7 +41,7 @@ def ask(
 
 @pytest.mark.parametrize("block_bytes", [256, 384, 4096, 368_640])
 def test_geometry_has_the_wanted_block_size(block_bytes: int) -> None:
-    geometry = scripted_geometry(block_bytes, 3)
+    geometry = scripted_geometry(ScriptedConfig(block_bytes=block_bytes), 3)
     assert geometry.groups[0].block_bytes == block_bytes
     assert geometry.pool_bytes == 3 * block_bytes
 
@@ -48,7 +49,7 @@ def test_geometry_has_the_wanted_block_size(block_bytes: int) -> None:
 @pytest.mark.parametrize("block_bytes", [128, 300, 1000])
 def test_a_block_that_does_not_hold_cells_is_refused(block_bytes: int) -> None:
     with pytest.raises(ConfigError, match=f"block_bytes is {block_bytes}"):
-        scripted_geometry(block_bytes, 3)
+        scripted_geometry(ScriptedConfig(block_bytes=block_bytes), 3)
 
 
 def test_the_prompt_is_played_back_out_of_the_blocks(runner: ScriptedRunner) -> None:
@@ -79,24 +80,25 @@ def test_control_ids_are_skipped_and_the_end_follows() -> None:
 def test_the_fill_is_what_the_runner_writes(runner: ScriptedRunner) -> None:
     tokens = tuple(range(10, 45))
     assert ask(runner, tokens, 0, (1, 4, 6))[1] is None
-    for block, content in zip((1, 4, 6), fill_blocks(tokens, BLOCK_BYTES), strict=True):
+    for block, content in zip((1, 4, 6), fill_blocks(GROUP, tokens), strict=True):
         assert runner._block(block) == content
-    check, ids = prove_cells(fill_blocks(tokens, BLOCK_BYTES)[0], 0, 16, 0)
+    check, ids = prove(GROUP, fill_blocks(GROUP, tokens)[0], 0, 16, 0)
     assert ids == tokens[:16]
     assert check > 0
 
 
 @pytest.mark.parametrize("cell", [0, 15])
-@pytest.mark.parametrize("byte", [0, 4, 8, 15])
+@pytest.mark.parametrize("plane", [0, 1])
+@pytest.mark.parametrize("byte", [0, 4, 8, 11])
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_one_changed_byte_anywhere_is_found(block: int, cell: int, byte: int) -> None:
+def test_one_changed_byte_anywhere_is_found(block: int, plane: int, cell: int, byte: int) -> None:
     runner = ScriptedRunner(rank_config(blocks=8, block_bytes=384))
     loaded = runner.load(quiet)
     tokens = tuple(range(10, 58))
     assert ask(runner, tokens, 0, (1, 4, 6))[1] is None
     assert ask(runner, (*tokens, 9), 48, (1, 4, 6, 7))[1] is None  # proved once, and remembered
     memory = attach(loaded.memory_fd, loaded.geometry.pool_bytes)
-    at = (1, 4, 6)[block] * 384 + cell * 24 + (byte if byte < 15 else 23)
+    at = (1, 4, 6)[block] * 384 + plane * 192 + cell * 12 + byte
     memory[at] ^= 1
     token, error = ask(runner, (*tokens, 9), 48, (1, 4, 6, 7))
     memory.close()
@@ -170,7 +172,7 @@ def test_a_hand_over_that_missed_a_block_is_an_error_not_an_answer() -> None:
     try:
         reserved = front.reserve("d", spec(range(100, 170))).reserved
         assert reserved is not None
-        content = fill_blocks(tuple(range(100, 169)), BLOCK_BYTES)
+        content = fill_blocks(GROUP, tuple(range(100, 169)))
         for index, block in reserved.fill[0].items():
             if index != 2:
                 front.write(block, content[index])
