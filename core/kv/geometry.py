@@ -1,7 +1,8 @@
 """The shape of a node's KV cache, as plain numbers that every process may read.
 
 Pool order, in memory and on the wire (DESIGN §5): [block, layer, k/v, kv_head, token, dim], one
-pool per KV group, blocks contiguous.
+pool per KV group, blocks contiguous. Each rank of a node has pools of its own layers and heads;
+block numbers mean the same on all ranks of a pool.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose KV has one kind, dtype and shape, and one block table per sequence.
 
     `kind` is full, window, chunked, latent or draft; `window` is in tokens for the kinds that
-    forget.
+    forget. `layers` and `kv_heads` are those that a rank holds, from `first_layer` and
+    `first_head` on, both counted within the group of the whole model.
     """
 
     name: str
@@ -29,12 +31,23 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     dtype: str
     window: int | None = None
+    first_layer: int = 0
+    first_head: int = 0
+
+    @property
+    def parts(self) -> int:
+        """K and V, or the one compressed row that stands for both."""
+        return 1 if self.kind == "latent" else 2
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of one block's tokens in one layer, plane and head: the unit of every split."""
+        return BLOCK_TOKENS * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block: all layers, K and V."""
-        elements = self.layers * 2 * self.kv_heads * BLOCK_TOKENS * self.head_dim
-        return elements * DTYPE_BYTES[self.dtype]
+        """Bytes of one block: all layers, K and V, all heads of this rank."""
+        return self.layers * self.parts * self.kv_heads * self.slab_bytes
 
 
 class KVGeometry(msgspec.Struct, frozen=True, kw_only=True):

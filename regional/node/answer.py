@@ -9,7 +9,7 @@ from typing import Protocol
 from core.engine.messages import SequenceSpec, TokenOutput
 from core.engine.plan import Scores
 from core.errors import RequestError, to_fault
-from core.events import Delta, Done, Finish, TokenLogprob, encode_frame
+from core.events import Delta, Done, Finish, TokenLogprob, ToolCallDelta, encode_frame
 from core.types import FinishReason, GenerateRequest, Timings, Usage
 
 
@@ -39,6 +39,25 @@ class Writer(Protocol):
     ) -> Written: ...
 
 
+class Pieces(Protocol):
+    """What a reader of calls lets out."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def calls(self) -> tuple[ToolCallDelta, ...]: ...
+
+
+class Calls(Protocol):
+    """Reads the calls of one choice out of its text: see core.text.tools. `calls`: how many so
+    far."""
+
+    @property
+    def calls(self) -> int: ...
+
+    def push(self, text: str, *, last: bool = False) -> Pieces: ...
+
+
 class Text(Protocol):
     """The part of a text model that a front needs."""
 
@@ -48,6 +67,8 @@ class Text(Protocol):
     def writer(
         self, stops: tuple[str, ...], end_ids: frozenset[int], *, min_tokens: int = 0
     ) -> Writer: ...
+
+    def calls(self, request: GenerateRequest, choice: int) -> Calls | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +100,7 @@ class _Choice:
         self._index = spec.choice
         wanted = request.sampling
         self._writer = text.writer(wanted.stop, spec.stop_ids, min_tokens=wanted.min_tokens)
+        self._calls = text.calls(request, spec.choice) if request.tools else None
         self._carry = ""
         self._skip = 0
         self.ended_before: FinishReason | None = None
@@ -86,7 +108,7 @@ class _Choice:
         if spec.output_ids:  # a continued answer: its text up to here is known to the client
             self._skip = sum(p.chars_sent for p in request.resume if p.choice == spec.choice)
             written = self._writer.push(spec.output_ids, None)
-            self._carry = self._unsent(written.text)
+            self._carry = written.text
             self.tokens, self.ended_before = written.tokens, written.finish
 
     def absorb(self, output: TokenOutput) -> bytes:
@@ -94,34 +116,45 @@ class _Choice:
         if self.ended_before is not None:
             return self.close(self.ended_before)
         written = self._writer.push(output.token_ids, output.finish, output.scores)
-        text = self._carry + self._unsent(written.text)
-        self._carry = ""
+        text, calls = self._unsent(written.text, last=written.finish is not None)
         self.tokens = written.tokens
         frames = b""
-        if text or written.token_ids or written.logprobs:
+        if text or calls or written.token_ids or written.logprobs:
             frames = encode_frame(
                 Delta(
                     choice=self._index,
                     token_ids=written.token_ids,
                     text=text,
                     logprobs=written.logprobs,
+                    tool_calls=calls,
                 )
             )
-        if written.finish is not None:
-            self.ended = True
-            frames += encode_frame(Finish(choice=self._index, reason=written.finish))
-        return frames
+        return frames if written.finish is None else frames + self._finish(written.finish)
 
     def close(self, reason: FinishReason) -> bytes:
         """The end, after what the client has not yet got of an answer that was whole before."""
-        self.ended = True
-        rest = encode_frame(Delta(choice=self._index, text=self._carry)) if self._carry else b""
-        return rest + encode_frame(Finish(choice=self._index, reason=reason))
+        text, calls = self._unsent("", last=True)
+        rest = b""
+        if text or calls:
+            rest = encode_frame(Delta(choice=self._index, text=text, tool_calls=calls))
+        return rest + self._finish(reason)
 
-    def _unsent(self, text: str) -> str:
-        rest = text[self._skip :]
-        self._skip = max(0, self._skip - len(text))
-        return rest
+    def _finish(self, reason: FinishReason) -> bytes:
+        self.ended = True
+        if reason is FinishReason.STOP and self._calls is not None and self._calls.calls:
+            reason = FinishReason.TOOL_CALLS
+        return encode_frame(Finish(choice=self._index, reason=reason))
+
+    def _unsent(self, text: str, *, last: bool) -> tuple[str, tuple[ToolCallDelta, ...]]:
+        """What goes out after `text` was written, its calls apart: nothing that the client has."""
+        text, self._carry = self._carry + text, ""
+        known, text = text[: self._skip], text[self._skip :]
+        self._skip -= len(known)
+        if self._calls is None:
+            return text, ()
+        self._calls.push(known)
+        pieces = self._calls.push(text, last=last)
+        return pieces.text, pieces.calls
 
 
 class Answer:

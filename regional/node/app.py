@@ -1,4 +1,4 @@
-"""The process of a node front: build everything, serve until a signal or until the rank dies."""
+"""The process of a node front: build everything, serve until a signal or until a rank dies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,18 +16,24 @@ from core import log as logs
 from core.config import Limits, Model, Node, Scripted, World
 from core.engine.messages import RankConfig, ScriptedConfig
 from core.errors import ConfigError, NodeLost
+from core.kv.shards import PoolMemory
 from core.kv.ticket import model_digest
 from core.kv.transports.base import BlockMemory
+from core.kv.transports.fan import FanCarrier
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
+from core.models.numbers import check_plan
 from core.models.source import resolve_source
+from core.parallel import ONE_HOST, Hosts, refusal
 from core.release import release
 from core.text.model import TextModel, load_text
 from core.types import BLOCK_TOKENS
 from regional.node.front import Front
 from regional.node.identity import Identity
+from regional.node.pool import Pool
 from regional.node.prefill import Sending
-from regional.node.rank_link import PATIENCE, RANK_COMMAND, Loaded, Patience, RankLink
+from regional.node.rank_link import PATIENCE, RANK_COMMAND, Loaded, Patience
+from regional.node.ranks import Ranks
 from regional.node.receiving import Receiving
 from regional.node.session import RouterSession
 
@@ -52,6 +59,7 @@ class NodeSetup:
     router: str
     rank_command: Sequence[str] = RANK_COMMAND
     patience: Patience = PATIENCE
+    hosts: Hosts = ONE_HOST
 
 
 def run_node(world: World, name: str) -> int:
@@ -70,54 +78,63 @@ def run_node(world: World, name: str) -> int:
 
 
 async def serve(setup: NodeSetup) -> int:
-    """The life of a front: start the rank, join the router, serve, drain, leave."""
+    """The life of a front: start the ranks, join the router, serve, drain, leave. Raises
+    ConfigError."""
     stop = _Stop()
+    _check_plan(setup)
     loading = asyncio.create_task(asyncio.to_thread(load_text, setup.source))
     script = _script(setup.model, await loading) if setup.model.engine == "scripted" else None
     config = rank_config(setup, script)
-    link = await RankLink.start(config, command=setup.rank_command, patience=setup.patience)
+    ranks = await Ranks.start(
+        config, setup.hosts, command=setup.rank_command, patience=setup.patience
+    )
     try:
         try:
-            both = await stop.unless_stopped(_both(loading, link))
+            both = await stop.unless_stopped(_both(loading, ranks))
         except NodeLost as error:
             log.error("%s", error)
             return EXIT_RANK_LOST
         if both is None:
             return 0
-        return await _serve(setup, *both, link, stop)
+        return await _serve(setup, *both, ranks, stop)
     finally:
-        await link.close()
+        await ranks.close()
 
 
-async def _both(loading: asyncio.Task[TextModel], link: RankLink) -> tuple[TextModel, Loaded]:
+async def _both(
+    loading: asyncio.Task[TextModel], ranks: Ranks
+) -> tuple[TextModel, tuple[Loaded, ...]]:
     """Text and weights, which load side by side."""
-    text, loaded = await asyncio.gather(loading, link.ready())
+    text, loaded = await asyncio.gather(loading, ranks.ready())
     return text, loaded
 
 
 async def _serve(
-    setup: NodeSetup, text: TextModel, loaded: Loaded, link: RankLink, stop: _Stop
+    setup: NodeSetup, text: TextModel, loaded: Sequence[Loaded], ranks: Ranks, stop: _Stop
 ) -> int:
-    ready = loaded.ready
-    memory = BlockMemory(ready.geometry, loaded.memory)
-    model = model_digest(ready.fingerprint)
+    plan = ranks.plan
+    ready = [one.ready for one in loaded]
     try:
         landing = TcpLanding.listen(setup.node.host, time.monotonic)
     except OSError as error:
         raise ConfigError(f"host {setup.node.host!r}: cannot listen: {error}") from error
     try:
         async with asyncio.TaskGroup() as tasks:
+            pools = [
+                _pool(number, setup, ranks, loaded, landing) for number in range(plan.dp_attention)
+            ]
             front = Front(
-                context=min(ready.context, text.context),
-                vocab_size=min(ready.vocab_size, text.vocab_size),
+                context=min(text.context, *(one.context for one in ready)),
+                vocab_size=min(text.vocab_size, *(one.vocab_size for one in ready)),
                 text=text,
-                rank=link,
-                sending=Sending(link, memory, TcpCarrier(), model, time.monotonic),
-                receiving=Receiving(memory, landing, model, setup.limits.lease_s, time.monotonic),
+                pools=pools,
+                clock=time.monotonic,
                 tasks=tasks,
             )
-            link.attach(front.rank_said)
-            identity = Identity(setup.node, setup.secret, ready, release=release())
+            for number in range(plan.dp_attention):
+                leader = ranks.links[plan.leader(number)]
+                leader.attach(partial(front.rank_said, number))
+            identity = Identity(setup.node, setup.secret, ranks, ready, release=release())
             session = RouterSession(
                 setup.router,
                 front,
@@ -125,16 +142,36 @@ async def _serve(
                 heartbeat=lambda: identity.heartbeat(front),
             )
             running = tasks.create_task(session.run(), name="session")
-            status = await _until_the_end(front, session, link, stop)
+            status = await _until_the_end(front, session, ranks, stop)
             running.cancel()
     finally:
         landing.close()
     return status
 
 
-async def _until_the_end(front: Front, session: RouterSession, link: RankLink, stop: _Stop) -> int:
-    """Wait for a stop signal or the end of the rank, and take leave accordingly."""
-    lost = asyncio.create_task(link.lost())
+def _pool(
+    number: int, setup: NodeSetup, ranks: Ranks, loaded: Sequence[Loaded], landing: TcpLanding
+) -> Pool:
+    """One data-parallel rank's pool, spread over its ranks."""
+    leader = ranks.links[ranks.plan.leader(number)]
+    model = model_digest(loaded[0].ready.fingerprint)
+    memory = PoolMemory(
+        {
+            rank: BlockMemory(loaded[rank].ready.geometry, loaded[rank].memory)
+            for rank in ranks.plan.members(number)
+        }
+    )
+    return Pool(
+        number,
+        leader,
+        Sending(leader, memory, FanCarrier(TcpCarrier()), model, time.monotonic),
+        Receiving(memory, landing, model, setup.limits.lease_s, time.monotonic),
+    )
+
+
+async def _until_the_end(front: Front, session: RouterSession, ranks: Ranks, stop: _Stop) -> int:
+    """Wait for a stop signal or the end of a rank, and take leave accordingly."""
+    lost = asyncio.create_task(ranks.lost())
     asked = asyncio.create_task(stop.asked.wait())
     hurried = asyncio.create_task(stop.hurried.wait())
     idle: asyncio.Task[bool] | None = None
@@ -153,7 +190,7 @@ async def _until_the_end(front: Front, session: RouterSession, link: RankLink, s
             error = lost.result()
             log.error("%s", error)
             front.fail_all(error)
-            await session.leave("the rank died", timeout_s=GOODBYE_S)
+            await session.leave("a rank died", timeout_s=GOODBYE_S)
             return EXIT_RANK_LOST
         await session.leave("stopped", timeout_s=GOODBYE_S)
         return 0
@@ -190,11 +227,23 @@ class _Stop:
             asked.cancel()
 
 
+def _check_plan(setup: NodeSetup) -> None:
+    """Before a weight is read. Raises ConfigError."""
+    plan, model = setup.node.parallel, setup.model
+    if model.engine == "scripted":
+        why = refusal(plan, (model.scripted or Scripted()).numbers)
+        if why is not None:
+            raise ConfigError(f"node {setup.node.name!r}: {why}")
+    else:
+        check_plan(plan, setup.source)
+
+
 def rank_config(setup: NodeSetup, script: ScriptedConfig | None) -> RankConfig:
-    """What the rank is started with; the socket's descriptor is filled in by `RankLink.start`."""
+    """What the ranks are started with; what differs among them is filled in by `Ranks.start`."""
     node, model = setup.node, setup.model
     return RankConfig(
         node=node.name,
+        plan=node.parallel,
         socket_fd=-1,
         engine=model.engine,
         source=str(setup.source),
@@ -220,4 +269,6 @@ def _script(model: Model, text: TextModel) -> ScriptedConfig:
         skip_ids=tuple(sorted(text.control_ids)),
         end_id=min(text.end_ids),
         block_bytes=pace.block_bytes,
+        layers=pace.layers,
+        kv_heads=pace.kv_heads,
     )

@@ -11,9 +11,10 @@ _HASHES_A_MESSAGE = 65_536
 
 
 class CacheLog:
-    """Mirrors the rank's prefix cache. `sequence` counts the changes of this epoch."""
+    """Mirrors one pool's prefix cache. `sequence` counts the changes of this epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: int = 0) -> None:
+        self._pool = pool
         self._held: dict[bytes, None] = {}
         self._sequence = 0
 
@@ -46,6 +47,7 @@ class CacheLog:
     ) -> pb.NodeMessage:
         return pb.NodeMessage(
             cache_events=pb.CacheEvents(
+                pool=self._pool,
                 sequence=self._sequence,
                 snapshot=snapshot,
                 stored=b"".join(stored),

@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from core.engine.messages import PrefillProgress, SequenceSpec
+from core.engine.messages import PrefillProgress
 from core.engine.plan import SequenceId
 from core.errors import InternalError, RequestError, TransferFailed
-from core.kv.ticket import Ticket
 from regional.node import wire
-from regional.node.prefill import Outbox, PrefillJob, Sending
+from regional.node.prefill import Outbox, PrefillJob
 from regional.pb import node_pb2 as pb
 
 log = logging.getLogger("skerry.node")
@@ -20,9 +19,8 @@ log = logging.getLogger("skerry.node")
 class Errands:
     """`ended` is called after each errand, when nothing of it is left."""
 
-    def __init__(self, node: Sending, tasks: asyncio.TaskGroup, ended: Callable[[], None]) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, ended: Callable[[], None]) -> None:
         self.sent_bytes = 0
-        self._node = node
         self._tasks = tasks
         self._ended = ended
         self._running: dict[SequenceId, tuple[PrefillJob, asyncio.Task[None]]] = {}
@@ -30,19 +28,11 @@ class Errands:
     def __len__(self) -> int:
         return len(self._running)
 
-    def begin(
-        self,
-        attempt_id: str,
-        outbox: Outbox,
-        spec: SequenceSpec,
-        ticket: Ticket,
-        deadline_s: float,
-    ) -> None:
-        job = PrefillJob(self._node, attempt_id, outbox, spec, ticket)
+    def begin(self, job: PrefillJob, deadline_s: float) -> None:
         if job.sequence in self._running:
-            log.warning("prefill %s was sent twice; the second is ignored", attempt_id)
+            log.warning("prefill %s was sent twice; the second is ignored", job.attempt_id)
             return
-        task = self._tasks.create_task(self._run(job, deadline_s), name=f"prefill-{attempt_id}")
+        task = self._tasks.create_task(self._run(job, deadline_s), name=f"prefill-{job.attempt_id}")
         self._running[job.sequence] = job, task
         task.add_done_callback(lambda _: self._over(job))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.engine import messages as rank_messages
@@ -25,20 +26,14 @@ from core.errors import (
 )
 from regional.node import wire
 from regional.node.answer import Answer, Text
-from regional.node.cache_log import CacheLog
 from regional.node.errands import Errands
-from regional.node.prefill import Outbox, Rank, Sending
-from regional.node.receiving import Receiving, Reservation
+from regional.node.pool import Pool, total
+from regional.node.prefill import Outbox, PrefillJob
+from regional.node.receiving import Reservation
 from regional.node.resolve import sequence_specs
 from regional.pb import node_pb2 as pb
 
 log = logging.getLogger("skerry.node")
-
-_NO_STATS = EngineStats(
-    running=0, waiting=0, blocks_used=0, blocks_cached=0, blocks_total=0,
-    prefill_backlog_tokens=0, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0,
-    generated_tokens=0, computed_prompt_tokens=0, cached_prompt_tokens=0, preemptions=0,
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -47,6 +42,7 @@ class _Answering:
 
     id: str
     outbox: Outbox
+    pool: Pool
     answer: Answer
     specs: tuple[SequenceSpec, ...]
     """One for each choice."""
@@ -71,29 +67,30 @@ class Front:
         context: int,
         vocab_size: int,
         text: Text,
-        rank: Rank,
-        sending: Sending,
-        receiving: Receiving,
+        pools: Sequence[Pool],
+        clock: Callable[[], float],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.draining = False
-        self.stats = _NO_STATS
         self.kv_bytes_received = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self._context = context
         self._vocab_size = vocab_size
         self._text = text
-        self._rank = rank
-        self._receiving = receiving
-        self._errands = Errands(sending, tasks, self._note_idle)
-        self._cache = CacheLog()
+        self._pools = tuple(pools)
+        self._errands = Errands(tasks, self._note_idle)
         self._sessions: list[Outbox] = []
         self._answers: dict[str, _Answering] = {}
         self._choices: dict[SequenceId, tuple[_Answering, int]] = {}
         self._generations = itertools.count(1)
         self._loop = asyncio.get_running_loop()
-        self._clock = receiving.clock
+        self._clock = clock
+
+    @property
+    def stats(self) -> EngineStats:
+        """Of all pools together."""
+        return total([pool.stats for pool in self._pools])
 
     @property
     def kv_bytes_sent(self) -> int:
@@ -104,8 +101,9 @@ class Front:
     def session_opened(self, outbox: Outbox) -> None:
         """A router has been joined: tell it what the cache holds, and from now on what changes."""
         self._sessions.append(outbox)
-        for message in self._cache.snapshot():
-            outbox.send(message)
+        for pool in self._pools:
+            for message in pool.cache.snapshot():
+                outbox.send(message)
 
     def session_closed(self, outbox: Outbox) -> None:
         """Abort every attempt that came through this session."""
@@ -146,14 +144,18 @@ class Front:
     # ------------------------------------------------------------ decode side
 
     def _reserve(self, message: pb.Reserve, outbox: Outbox) -> None:
-        attempt = self._admit(message.attempt_id, message.work, outbox, stage="reserve")
+        attempt = self._admit(
+            message.attempt_id, message.work, outbox, message.pool, stage="reserve"
+        )
         if attempt is not None:
             sequence = SequenceId(attempt.id)
-            self._rank.send(rank_messages.Reserve(sequence, attempt.specs[0]))
+            attempt.pool.rank.send(rank_messages.Reserve(sequence, attempt.specs[0]))
 
     def _start(self, message: pb.Start, outbox: Outbox) -> None:
         if message.HasField("work"):
-            attempt = self._admit(message.attempt_id, message.work, outbox, stage="decode")
+            attempt = self._admit(
+                message.attempt_id, message.work, outbox, message.pool, stage="decode"
+            )
             if attempt is not None:
                 attempt.answer.queued_s = message.queued_s
                 attempt.start_wanted = True
@@ -172,7 +174,7 @@ class Front:
         """Read the prompt here and answer, unless the answer it is to go on with was whole."""
         whole = attempt.answer.whole(now=self._clock())
         if whole is None:
-            self._rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.specs[0]))
+            attempt.pool.rank.send(rank_messages.Run(SequenceId(attempt.id), attempt.specs[0]))
             return
         self._free(attempt)
         said = pb.SequenceOutput(
@@ -181,7 +183,7 @@ class Front:
         attempt.outbox.send(pb.NodeMessage(step_output=pb.StepOutput(sequences=[said])))
 
     def _admit(
-        self, attempt_id: str, message: pb.Work, outbox: Outbox, *, stage: str
+        self, attempt_id: str, message: pb.Work, outbox: Outbox, pool: int, *, stage: str
     ) -> _Answering | None:
         """Take an attempt in, or refuse it with a Failed."""
         if attempt_id in self._answers:
@@ -189,12 +191,14 @@ class Front:
             return None
         try:
             work, specs = self._resolve(message)
+            found = self._pool(pool)
         except RequestError as error:
             outbox.send(wire.failed(attempt_id, stage, error))
             return None
         attempt = _Answering(
             id=attempt_id,
             outbox=outbox,
+            pool=found,
             answer=Answer(work.request, specs, self._text, placed_at=self._clock()),
             specs=specs,
             deadline=self._loop.call_later(work.deadline_s, self._past_deadline, attempt_id),
@@ -216,7 +220,7 @@ class Front:
     def _begin_others(self, attempt: _Answering) -> None:
         attempt.others_begun = True
         for choice, spec in enumerate(attempt.specs[1:], start=1):
-            self._rank.send(rank_messages.Run(self._expect(attempt, choice), spec))
+            attempt.pool.rank.send(rank_messages.Run(self._expect(attempt, choice), spec))
 
     def _resolve(self, message: pb.Work) -> tuple[wire.Work, tuple[SequenceSpec, ...]]:
         if self.draining:
@@ -231,13 +235,18 @@ class Front:
             deadline_s=work.deadline_s,
         )
 
+    def _pool(self, number: int) -> Pool:
+        if number >= len(self._pools):
+            raise InternalError(f"pool {number} is not among the {len(self._pools)} of this node")
+        return self._pools[number]
+
     def _reserved(self, message: rank_messages.Reserved) -> None:
         attempt = self._answers.get(message.sequence)
         if attempt is None:
             return  # aborted meanwhile; the rank has the Abort
         attempt.stage = "transfer"
         attempt.reservation = Reservation(
-            self._receiving, message, next(self._generations), lambda: self._advance(attempt)
+            attempt.pool.receiving, message, next(self._generations), lambda: self._advance(attempt)
         )
         attempt.outbox.send(
             pb.NodeMessage(
@@ -262,7 +271,7 @@ class Front:
             self.kv_bytes_received += attempt.answer.transfer.bytes
             attempt.reservation = None
             attempt.stage = "decode"
-            self._rank.send(rank_messages.Begin(SequenceId(attempt.id)))
+            attempt.pool.rank.send(rank_messages.Begin(SequenceId(attempt.id)))
 
     def _past_deadline(self, attempt_id: str) -> None:
         self._fail(self._answers[attempt_id], DeadlineExceeded("the deadline passed"))
@@ -287,7 +296,7 @@ class Front:
             attempt.reservation.end()
         for sequence in sorted(attempt.sequences):
             self._forget(attempt, sequence)
-            self._rank.send(rank_messages.Abort(sequence))
+            attempt.pool.rank.send(rank_messages.Abort(sequence))
         self._note_idle()
 
     def _forget(self, attempt: _Answering, sequence: SequenceId) -> None:
@@ -300,13 +309,14 @@ class Front:
     def _prefill(self, message: pb.Prefill, outbox: Outbox) -> None:
         try:
             work, specs = self._resolve(message.work)
+            pool = self._pool(message.pool)
         except RequestError as error:
             outbox.send(wire.failed(message.attempt_id, "prefill", error))
             return
         self.idle.clear()
-        self._errands.begin(
-            message.attempt_id, outbox, specs[0], wire.ticket(message.ticket), work.deadline_s
-        )
+        ticket = wire.ticket(message.ticket)
+        job = PrefillJob(pool.sending, message.attempt_id, outbox, specs[0], ticket)
+        self._errands.begin(job, work.deadline_s)
 
     def _abort(self, attempt_id: str) -> None:
         attempt = self._answers.get(attempt_id)
@@ -318,19 +328,19 @@ class Front:
         if not self._answers and not len(self._errands):
             self.idle.set()
 
-    # ------------------------------------------------------------ the rank
+    # ------------------------------------------------------------ the ranks
 
-    def rank_said(self, message: RankMessage) -> None:
-        """One message of the rank."""
+    def rank_said(self, number: int, message: RankMessage) -> None:
+        """One message of the rank that schedules pool `number`."""
         if isinstance(message, rank_messages.Stepped):
-            self._stepped(message)
+            self._stepped(self._pools[number], message)
         elif isinstance(message, rank_messages.Reserved):
             self._reserved(message)
         elif isinstance(message, rank_messages.SequenceFailed):
             self._sequence_failed(message)
 
-    def _stepped(self, message: rank_messages.Stepped) -> None:
-        self.stats = message.stats
+    def _stepped(self, pool: Pool, message: rank_messages.Stepped) -> None:
+        pool.stats = message.stats
         outputs: dict[int, pb.StepOutput] = {}
         outboxes: dict[int, Outbox] = {}
         for output in message.outputs:
@@ -346,7 +356,7 @@ class Front:
             outboxes[key].send(pb.NodeMessage(step_output=step_output))
         for progress in message.progress:
             self._errands.tell(progress.sequence, progress)
-        change = self._cache.change(message.stored, message.evicted)
+        change = pool.cache.change(message.stored, message.evicted)
         if change is not None:
             for session in self._sessions:
                 session.send(change)
@@ -365,7 +375,7 @@ class Front:
             return None
         if chunk.cut:
             self._forget(attempt, output.sequence)
-            self._rank.send(rank_messages.Abort(output.sequence))
+            attempt.pool.rank.send(rank_messages.Abort(output.sequence))
         if not attempt.others_begun:
             self._begin_others(attempt)
         if chunk.last:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+from collections.abc import Sequence
 
 from core.config import Node
 from core.engine.messages import Ready
-from core.types import WIRE_VERSION
+from core.types import BLOCK_TOKENS, WIRE_VERSION
 from regional.node.front import Front
+from regional.node.ranks import Ranks
 from regional.pb import node_pb2 as pb
 
 
 class Identity:
     """One life of a node: the epoch is new with each."""
 
-    def __init__(self, node: Node, secret: bytes, ready: Ready, *, release: str) -> None:
+    def __init__(
+        self, node: Node, secret: bytes, ranks: Ranks, ready: Sequence[Ready], *, release: str
+    ) -> None:
+        """`ready`: what each of `ranks` said when it had loaded."""
         self._node = node
         self._secret = secret
-        self._ready = ready
+        self._ranks = ranks
+        self._all = ready
+        self._ready = ready[0]
         self._release = release
         self._epoch = secrets.token_hex(8)
         self._beats = itertools.count(1)
@@ -30,7 +37,7 @@ class Identity:
             name=self._node.model,
             fingerprint=ready.fingerprint,
             context=ready.context,
-            kv_bytes_per_token=ready.geometry.bytes_per_token,
+            kv_bytes_per_token=whole_block_bytes(self._all) // BLOCK_TOKENS,
             blocks=ready.geometry.blocks[0],
             prefill_tokens_per_s=ready.prefill_tokens_per_s,
             decode_tokens_per_s=ready.decode_tokens_per_s,
@@ -47,6 +54,14 @@ class Identity:
                 max_sequences=ready.max_sequences,
                 max_step_tokens=ready.max_step_tokens,
                 pid=os.getpid(),
+                pools=self._ranks.plan.dp_attention,
+                plan=str(self._ranks.plan),
+                ranks=[
+                    pb.Rank(rank=rank, pid=link.pid, part=part_of(one))
+                    for rank, (link, one) in enumerate(
+                        zip(self._ranks.links, self._all, strict=True)
+                    )
+                ],
             )
         )
 
@@ -73,3 +88,29 @@ class Identity:
                 draining=front.draining,
             )
         )
+
+
+def whole_block_bytes(ready: Sequence[Ready]) -> int:
+    """Bytes of one block over the layers and heads of all ranks, copies counted once."""
+    slabs = {
+        (index, layer, head): group.parts * group.slab_bytes
+        for one in ready
+        for index, group in enumerate(one.geometry.groups)
+        for layer in range(group.first_layer, group.first_layer + group.layers)
+        for head in range(group.first_head, group.first_head + group.kv_heads)
+    }
+    return sum(slabs.values())
+
+
+def part_of(ready: Ready) -> str:
+    """`layers 0-14, KV heads 0-2` of each group that a rank holds something of."""
+    return "; ".join(
+        f"layers {_span(group.first_layer, group.layers)}, "
+        f"KV heads {_span(group.first_head, group.kv_heads)}"
+        for group in ready.geometry.groups
+        if group.layers
+    )
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"

@@ -16,15 +16,17 @@ from core.engine.messages import (
     SequenceSpec,
 )
 from core.engine.plan import SequenceId
-from core.errors import DeadlineExceeded, RequestError, TransferFailed
+from core.errors import DeadlineExceeded, RequestError
 from core.kv.handoff import Failure, Outgoing
+from core.kv.layout import Run
+from core.kv.shards import PoolMemory
 from core.kv.ticket import PieceKey, Ticket
-from core.kv.transports.base import BlockMemory, Carrier, Piece, Shipment
+from core.kv.transports.base import Carrier, Piece, Shipment
 from regional.pb import node_pb2 as pb
 
 
 class Rank(Protocol):
-    """Takes commands: a `RankLink`, or a rank of the test's own."""
+    """Takes commands: the link to the rank that schedules a pool, or a rank of the test's own."""
 
     def send(self, command: Command) -> None: ...
 
@@ -37,10 +39,10 @@ class Outbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What the errands of a node share. `model` is a `core.kv.ticket.model_digest`."""
+    """What the errands of a pool share. `model` is a `core.kv.ticket.model_digest`."""
 
     rank: Rank
-    memory: BlockMemory
+    memory: PoolMemory
     carrier: Carrier
     model: bytes
     clock: Callable[[], float]
@@ -60,6 +62,8 @@ class PrefillJob:
         self._node = node
         self._spec = spec
         self._ticket = ticket
+        self._runs: dict[tuple[int, int], tuple[Run, ...]] = {}
+        """Where the blocks of each endpoint, by its rank and group, are gathered from."""
         self._mailbox: asyncio.Queue[PrefillProgress | RequestError] = asyncio.Queue()
 
     def tell(self, news: PrefillProgress | RequestError) -> None:
@@ -81,7 +85,9 @@ class PrefillJob:
     async def _compute_and_send(self) -> pb.PrefillDone:
         started = self._node.clock()
         prompt_tokens = len(self._spec.token_ids) + len(self._spec.output_ids)
-        _check_shape(self._ticket, self._node.memory)
+        for endpoint in self._ticket.endpoints:
+            runs = self._node.memory.runs_for(endpoint)
+            self._runs[endpoint.rank, endpoint.group] = runs
         outgoing = Outgoing(self._ticket, prompt_tokens=prompt_tokens, now=started)
         self._node.rank.send(Prefill(self.sequence, self._spec))
         ending: Command = Abort(self.sequence)
@@ -136,16 +142,5 @@ class PrefillJob:
 
     def _piece(self, key: PieceKey, progress: PrefillProgress) -> Piece:
         block = progress.blocks[key.group][key.block]
-        return Piece(key=key, data=self._node.memory.block(key.group, block))
-
-
-def _check_shape(ticket: Ticket, memory: BlockMemory) -> None:
-    groups = memory.geometry.groups
-    for endpoint in ticket.endpoints:
-        fits = (
-            endpoint.group < len(groups)
-            and endpoint.block_bytes == groups[endpoint.group].block_bytes
-            and endpoint.dtype == groups[endpoint.group].dtype
-        )
-        if not fits:
-            raise TransferFailed("the receiver's KV has another shape than ours")
+        runs = self._runs[key.rank, key.group]
+        return Piece(key=key, parts=self._node.memory.parts(key.group, block, runs))

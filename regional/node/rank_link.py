@@ -67,7 +67,8 @@ class Loaded:
 
 
 class RankLink:
-    """A running rank. Made by `start`; `close` ends the process whatever it does."""
+    """A running rank. Made by `start`; `close` ends the process whatever it does. `status`: how it
+    exited, once it is lost."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class RankLink:
         patience: Patience,
     ) -> None:
         self._title = f"rank {config.rank} of node {config.node} (pid {process.pid})"
+        self.status: int | None = None
         self._process = process
         self._sock = sock
         self._loop = asyncio.get_running_loop()
@@ -108,7 +110,8 @@ class RankLink:
         environment: Mapping[str, str] | None = None,
         patience: Patience = PATIENCE,
     ) -> RankLink:
-        """Start the process; `config.socket_fd` is replaced by the real one."""
+        """Start the process; `config.socket_fd` is replaced by the real one, and `master_fd` is
+        handed on."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         config = msgspec.structs.replace(config, socket_fd=theirs.fileno())
@@ -117,7 +120,7 @@ class RankLink:
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=[fd for fd in (theirs.fileno(), config.master_fd) if fd >= 0],
                 env=rank_environment(config, environment or os.environ),
                 start_new_session=True,  # Ctrl-C in a terminal is for the front to hand on
             )
@@ -160,6 +163,11 @@ class RankLink:
     async def lost(self) -> NodeLost:
         """Wait for the end of the process; the error says who ended and how, in one line."""
         return await asyncio.shield(self._lost)
+
+    def kill(self) -> None:
+        """End the process now."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def close(self) -> None:
         """Ask the rank to stop, then make it. Returns when the process is gone."""
@@ -253,8 +261,8 @@ class RankLink:
             await asyncio.wait({process_end, hung_up}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({process_end}, timeout=_EXIT_GRACE_S)
             if not process_end.done():
-                self._kill()
-            status = await process_end
+                self.kill()
+            status = self.status = await process_end
         finally:
             hung_up.cancel()
         await asyncio.wait([self._relay], timeout=_EXIT_GRACE_S)
@@ -275,12 +283,8 @@ class RankLink:
             limit_s = self._patience.serving_s if serving else self._patience.loading_s
             if now - self._heard_at > limit_s:
                 self._crime = f"was silent for {limit_s:g} s and is killed"
-                self._kill()
+                self.kill()
                 return
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
 
     async def _relay_stderr(self) -> None:
         """Pass the rank's lines on, and keep the last one for its obituary."""
@@ -302,8 +306,15 @@ def rank_environment(config: RankConfig, base: Mapping[str, str]) -> dict[str, s
     """The environment of a rank. Threads that spin while they wait would take the CPU away from
     the other processes of the machine."""
     threads = str(config.threads)
+    several = {
+        "MASTER_ADDR": config.master_addr,
+        "MASTER_PORT": str(config.master_port),
+        "RANK": str(config.rank),
+        "WORLD_SIZE": str(config.plan.ranks),
+    }
     return {
         **base,
+        **(several if config.plan.ranks > 1 else {}),
         "SKERRY_RANK": msgspec.json.encode(config).decode(),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

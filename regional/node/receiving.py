@@ -12,21 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.engine.messages import Reserved
-from core.kv.geometry import KVGeometry
 from core.kv.handoff import Failure, Incoming, Phase
-from core.kv.ticket import Endpoint, PieceKey, Ticket, new_ticket_id
-from core.kv.transports.base import Arrival, BlockMemory, Landing
+from core.kv.shards import PoolMemory
+from core.kv.ticket import Ticket, new_ticket_id
+from core.kv.transports.base import Arrival, Landing
 from regional.node.answer import Transfer
-
-_RANK = 0
-"""Nodes of one rank for now; tickets and pieces carry the rank already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receiving:
-    """What reservations of a node share. `model` is a `core.kv.ticket.model_digest`."""
+    """What reservations of a pool share. `model` is a `core.kv.ticket.model_digest`."""
 
-    memory: BlockMemory
+    memory: PoolMemory
     landing: Landing
     model: bytes
     lease_s: float
@@ -45,16 +42,16 @@ class Reservation:
             id=new_ticket_id(),
             generation=generation,
             lease_s=node.lease_s,
-            endpoints=_endpoints(node.memory.geometry, node.landing.address, reserved),
+            endpoints=tuple(node.memory.endpoints(node.landing.address, reserved.fill)),
         )
         self._incoming = Incoming(self.ticket, node.model, now=node.clock())
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(node.lease_s, self._check_lease)
         if not self.ticket.empty:
             places = {
-                PieceKey(_RANK, group, index): node.memory.block(group, block)
-                for group, fill in enumerate(reserved.fill)
-                for index, block in fill.items()
+                key: node.memory.block(key.rank, key.group, reserved.fill[key.group][key.block])
+                for endpoint in self.ticket.endpoints
+                for key in endpoint.pieces()
             }
             node.landing.expect(
                 Arrival(incoming=self._incoming, places=places, changed=self._settled)
@@ -99,19 +96,3 @@ class Reservation:
             self._timer = self._loop.call_later(
                 max(0.0, self._incoming.expires_at - now), self._check_lease
             )
-
-
-def _endpoints(geometry: KVGeometry, address: str, reserved: Reserved) -> tuple[Endpoint, ...]:
-    return tuple(
-        Endpoint(
-            rank=_RANK,
-            address=address,
-            group=index,
-            layers=group.layers,
-            heads=group.kv_heads,
-            dtype=group.dtype,
-            block_bytes=group.block_bytes,
-            blocks=tuple(sorted(reserved.fill[index])),
-        )
-        for index, group in enumerate(geometry.groups)
-    )

@@ -59,7 +59,7 @@ def sequence_specs(
         top_k=sampling.top_k,
         seed=request.seed,
         stop_ids=frozenset(sampling.stop_token_ids)
-        | (frozenset() if sampling.ignore_eos else end_ids),
+        | (frozenset() if sampling.ignore_eos and not request.grammar else end_ids),
         priority=request.priority,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
@@ -68,6 +68,7 @@ def sequence_specs(
         logit_bias=sampling.logit_bias,
         min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs,
+        grammar=request.grammar,
         deadline_s=deadline_s,
     )
     written = {point.choice: point.token_ids for point in request.resume}

@@ -27,7 +27,7 @@ class NodeMessage(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., step_output: _Optional[_Union[StepOutput, _Mapping]] = ..., cache_events: _Optional[_Union[CacheEvents, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("wire", "name", "epoch", "role", "secret", "release", "models", "max_sequences", "max_step_tokens", "pid")
+    __slots__ = ("wire", "name", "epoch", "role", "secret", "release", "models", "max_sequences", "max_step_tokens", "pid", "pools", "plan", "ranks")
     WIRE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,9 @@ class Join(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     wire: int
     name: str
     epoch: str
@@ -48,7 +51,20 @@ class Join(_message.Message):
     max_sequences: int
     max_step_tokens: int
     pid: int
-    def __init__(self, wire: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[str] = ..., role: _Optional[str] = ..., secret: _Optional[str] = ..., release: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelOffer, _Mapping]]] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    pools: int
+    plan: str
+    ranks: _containers.RepeatedCompositeFieldContainer[Rank]
+    def __init__(self, wire: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[str] = ..., role: _Optional[str] = ..., secret: _Optional[str] = ..., release: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelOffer, _Mapping]]] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., pools: _Optional[int] = ..., plan: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ...) -> None: ...
+
+class Rank(_message.Message):
+    __slots__ = ("rank", "pid", "part")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    pid: int
+    part: str
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
 
 class ModelOffer(_message.Message):
     __slots__ = ("name", "fingerprint", "context", "kv_bytes_per_token", "blocks", "prefill_tokens_per_s", "decode_tokens_per_s")
@@ -199,16 +215,18 @@ class SequenceOutput(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., frames: _Optional[bytes] = ..., delta: _Optional[bool] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class CacheEvents(_message.Message):
-    __slots__ = ("sequence", "snapshot", "stored", "evicted")
+    __slots__ = ("sequence", "snapshot", "stored", "evicted", "pool")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     snapshot: bool
     stored: bytes
     evicted: bytes
-    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
+    pool: int
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ..., pool: _Optional[int] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)
@@ -261,32 +279,38 @@ class Work(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("attempt_id", "work")
+    __slots__ = ("attempt_id", "work", "pool")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     work: Work
-    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+    pool: int
+    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., pool: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "work", "ticket")
+    __slots__ = ("attempt_id", "work", "ticket", "pool")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     work: Work
     ticket: Ticket
-    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    pool: int
+    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., pool: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "work", "queued_s")
+    __slots__ = ("attempt_id", "work", "queued_s", "pool")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     work: Work
     queued_s: float
-    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., queued_s: _Optional[float] = ...) -> None: ...
+    pool: int
+    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., queued_s: _Optional[float] = ..., pool: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("attempt_id", "reason")

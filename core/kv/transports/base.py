@@ -14,7 +14,7 @@ from core.kv.ticket import PieceKey, Ticket
 
 
 class BlockMemory:
-    """A node's KV memory as one writable view per pool block."""
+    """A rank's KV memory as one writable view per pool block."""
 
     def __init__(self, geometry: KVGeometry, memory: mmap | bytearray) -> None:
         self.geometry = geometry
@@ -39,10 +39,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One block on its way. `data` is read until `Shipment.send` returns."""
+    """One block on its way, in the order of the receiver. `parts` are read until `Shipment.send`
+    returns."""
 
     key: PieceKey
-    data: memoryview
+    parts: tuple[memoryview, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(len(part) for part in self.parts)
 
 
 class Landing(Protocol):

@@ -71,8 +71,11 @@ class MemoryShipment:
 
     async def send(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
-            self._check(self._incoming.begin(piece.key, len(piece.data), now=self._clock()))
-            self._arrival.places[piece.key][:] = piece.data
+            self._check(self._incoming.begin(piece.key, piece.size, now=self._clock()))
+            place = self._arrival.places[piece.key]
+            for part in piece.parts:
+                place[: len(part)] = part
+                place = place[len(part) :]
             self._check(self._incoming.end_piece(intact=True, now=self._clock()))
             await asyncio.sleep(0)  # an abort comes between two blocks, never within one
 

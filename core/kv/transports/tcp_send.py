@@ -1,4 +1,5 @@
-"""The sending end: one connection per transfer, blocks gathered out of KV memory by `sendmsg`."""
+"""The sending end: one connection per transfer, blocks gathered out of the ranks' KV memory by
+`sendmsg`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from core.address import split_address
 from core.errors import ConfigError, TransferFailed
@@ -33,7 +34,7 @@ _TURN_BYTES = 4 << 20
 
 
 class TcpCarrier:
-    """Dials the data socket that a ticket names. See `base.Carrier`."""
+    """Dials the one data socket that a ticket names. See `base.Carrier`; `fan` is for several."""
 
     async def open(
         self, ticket: Ticket, model: bytes, failed: Callable[[TransferFailed], None]
@@ -82,9 +83,11 @@ class TcpShipment:
     async def send(self, pieces: Sequence[Piece]) -> None:
         buffers: list[memoryview] = []
         for piece in pieces:
-            digest = xxh3_64_intdigest(piece.data)
-            head = encode_piece(piece.key, len(piece.data), digest)
-            buffers += (memoryview(head), piece.data)
+            check = xxh3_64()
+            for part in piece.parts:
+                check.update(part)
+            head = encode_piece(piece.key, piece.size, check.intdigest())
+            buffers += (memoryview(head), *piece.parts)
         await self._send(buffers)
 
     async def renew(self) -> None:

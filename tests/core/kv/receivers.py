@@ -51,10 +51,14 @@ class Side:
     def blocks(self, memory: BlockMemory) -> list[Piece]:
         """Every expected piece: prompt block n lies in the source's pool block n + 1."""
         keys = [key for endpoint in self.ticket.endpoints for key in endpoint.pieces()]
-        return [Piece(key, memory.block(key.group, key.block + 1)) for key in keys]
+        return [Piece(key, (memory.block(key.group, key.block + 1),)) for key in keys]
 
     def received(self, key: PieceKey) -> bytes:
         return bytes(self.arrival.places[key])
+
+
+def whole(piece: Piece) -> bytes:
+    return b"".join(piece.parts)
 
 
 def source_memory() -> BlockMemory:

@@ -36,6 +36,7 @@ from tests.core.kv.receivers import (
     phase_of,
     receiver,
     source_memory,
+    whole,
 )
 
 
@@ -144,13 +145,13 @@ def test_a_hello_byte_by_byte_and_pieces_in_one_go_are_the_same() -> None:
                 await raw.say(bytes([byte]))
             await raw.hear()
             stream = b"".join(
-                encode_piece(one.key, len(one.data), xxh3_64_intdigest(one.data)) + bytes(one.data)
+                encode_piece(one.key, one.size, xxh3_64_intdigest(whole(one))) + whole(one)
                 for one in side.blocks(source)
             )
             await raw.say(stream + encode_end(5))
             assert await raw.hear() == (Reply.READY, Refusal.TICKET)
             for piece in side.blocks(source):
-                assert side.received(piece.key) == bytes(piece.data)
+                assert side.received(piece.key) == whole(piece)
 
     asyncio.run(go())
 
@@ -177,7 +178,7 @@ def test_a_receiver_that_stops_reading_is_given_up_after_the_lease() -> None:
         peer, _ = await loop.sock_accept(listener)
         await loop.sock_sendall(peer, encode_reply(Reply.WELCOME))
         shipment = await opening
-        piece = Piece(PieceKey(0, 0, 0), memoryview(bytearray(64 << 20)))
+        piece = Piece(PieceKey(0, 0, 0), (memoryview(bytearray(64 << 20)),))
         with pytest.raises(TransferFailed, match="taken nothing"):
             await shipment.send([piece])
         await shipment.close()

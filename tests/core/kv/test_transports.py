@@ -19,6 +19,7 @@ from tests.core.kv.receivers import (
     receiver,
     send_all,
     source_memory,
+    whole,
 )
 
 both = pytest.mark.parametrize("kind", ["memory", "tcp"])
@@ -43,8 +44,8 @@ def test_blocks_arrive_as_they_were_and_nothing_else_is_touched(kind: str) -> No
             expected = bytearray(GEOMETRY.pool_bytes)
             for piece in pieces:
                 start, end = GEOMETRY.block_span(piece.key.group, 40 + piece.key.block)
-                expected[start:end] = piece.data
-                assert side.received(piece.key) == bytes(piece.data)
+                expected[start:end] = whole(piece)
+                assert side.received(piece.key) == whole(piece)
             assert side.memory == expected
 
     asyncio.run(go())
@@ -102,7 +103,7 @@ def test_a_foreign_piece_is_refused_by_name(kind: str) -> None:
         source = source_memory()
         async with receiver(kind) as side:
             shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
-            foreign = Piece(PieceKey(0, 0, 7), source.block(0, 0))
+            foreign = Piece(PieceKey(0, 0, 7), (source.block(0, 0),))
             with pytest.raises(TransferFailed, match="piece"):
                 await send_all(shipment, [foreign])
             await shipment.close()

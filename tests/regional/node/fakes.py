@@ -7,17 +7,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from core.engine.plan import Scores
 from core.events import TokenLogprob
+from core.kv.shards import PoolMemory
 from core.kv.ticket import model_digest
 from core.kv.transports.base import BlockMemory, Carrier, Landing
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
-from core.types import (
-    FinishReason,
-)
+from core.types import FinishReason, GenerateRequest
+from regional.node.answer import Calls
 from regional.node.front import Front
+from regional.node.pool import Pool
 from regional.node.prefill import Sending
 from regional.node.receiving import Receiving
 from regional.pb import node_pb2 as pb
@@ -95,6 +97,9 @@ class FakeText:
     ) -> FakeWriter:
         return FakeWriter(stops, end_ids)
 
+    def calls(self, request: GenerateRequest, choice: int) -> Calls | None:
+        return None
+
 
 @dataclass
 class FakeNode:
@@ -127,7 +132,7 @@ async def fake_node(
 ) -> AsyncIterator[FakeNode]:
     """A front with its rank, a real data socket and one open session."""
     memory = bytearray(GEOMETRY.pool_bytes)
-    view = BlockMemory(GEOMETRY, memory)
+    view = PoolMemory({0: BlockMemory(GEOMETRY, memory)})
     rank = FakeRank(memory)
     landing = TcpLanding.listen("127.0.0.1", clock)
     desk = Desk()
@@ -138,12 +143,18 @@ async def fake_node(
                 context=CONTEXT,
                 vocab_size=VOCAB,
                 text=FakeText(),
-                rank=rank,
-                sending=Sending(rank, view, carrier or TcpCarrier(), digest, clock),
-                receiving=Receiving(view, landing, digest, lease_s, clock),
+                pools=[
+                    Pool(
+                        0,
+                        rank,
+                        Sending(rank, view, carrier or TcpCarrier(), digest, clock),
+                        Receiving(view, landing, digest, lease_s, clock),
+                    )
+                ],
+                clock=clock,
                 tasks=tasks,
             )
-            rank.receive = front.rank_said
+            rank.receive = partial(front.rank_said, 0)
             front.session_opened(desk)
             yield FakeNode(front, rank, landing, desk)
             front.session_closed(desk)

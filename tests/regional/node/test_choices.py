@@ -141,6 +141,7 @@ def test_log_probabilities_go_with_their_choice() -> None:
         (run,) = runs(node)
         assert run.spec.logprobs == 1
         node.front.rank_said(
+            0,
             m.Stepped(
                 outputs=(
                     m.TokenOutput(
@@ -148,7 +149,7 @@ def test_log_probabilities_go_with_their_choice() -> None:
                     ),
                 ),
                 stats=node.rank.stats(),
-            )
+            ),
         )
         (delta,) = node.desk.events("a.1")
         assert isinstance(delta, Delta)

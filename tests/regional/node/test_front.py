@@ -317,11 +317,11 @@ def test_a_router_hears_what_the_cache_holds_then_what_changes() -> None:
     async def test(node: FakeNode) -> None:
         one, two, three = (bytes([n]) * 16 for n in (1, 2, 3))
         stats = node.rank.stats()
-        node.front.rank_said(m.Stepped(stored=(one, two), stats=stats))
-        node.front.rank_said(m.Stepped(evicted=(one,), stored=(three,), stats=stats))
+        node.front.rank_said(0, m.Stepped(stored=(one, two), stats=stats))
+        node.front.rank_said(0, m.Stepped(evicted=(one,), stored=(three,), stats=stats))
         late = type(node.desk)()
         node.front.session_opened(late)
-        node.front.rank_said(m.Stepped(evicted=(two,), stored=(one,), stats=stats))
+        node.front.rank_said(0, m.Stepped(evicted=(two,), stored=(one,), stats=stats))
         first = [one.cache_events for one in node.desk.of("cache_events")]
         assert [(e.sequence, e.snapshot) for e in first] == [
             (0, True), (1, False), (2, False), (3, False),

@@ -130,7 +130,8 @@ def test_an_abort_before_the_rank_has_answered() -> None:
         writer.say(reserve("a.1", work(PROMPT)))
         writer.say(abort("a.1"))
         writer.front.rank_said(
-            m.Reserved(sequence=writer.rank.commands[0].sequence, cached_tokens=0, fill=({}, {}))  # type: ignore[union-attr] # it is the Reserve
+            0,
+            m.Reserved(sequence=writer.rank.commands[0].sequence, cached_tokens=0, fill=({}, {})),  # type: ignore[union-attr] # it is the Reserve
         )
         assert not writer.desk.of("reserved")
         assert writer.empty

@@ -109,8 +109,8 @@ async def cut(shipment: TcpShipment, _: Sequence[Piece]) -> None:
 
 async def corrupt(shipment: TcpShipment, pieces: Sequence[Piece]) -> None:
     piece = pieces[0]
-    head = encode_piece(piece.key, len(piece.data), xxh3_64_intdigest(piece.data) ^ 1)
-    await shipment._send([memoryview(head), piece.data])
+    head = encode_piece(piece.key, piece.size, xxh3_64_intdigest(b"".join(piece.parts)) ^ 1)
+    await shipment._send([memoryview(head), *piece.parts])
     await shipment.finish(0)
 
 

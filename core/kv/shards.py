@@ -1,0 +1,68 @@
+"""The KV memory of one pool, spread over the ranks that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from core.errors import TransferFailed
+from core.kv.geometry import KVGroup
+from core.kv.layout import Rectangle, Run, gather, rectangle
+from core.kv.ticket import Endpoint
+from core.kv.transports.base import BlockMemory
+
+
+class PoolMemory:
+    """`ranks` are those that this process can reach, by number; each has all blocks of the pool,
+    with its own layers and heads."""
+
+    def __init__(self, ranks: Mapping[int, BlockMemory]) -> None:
+        self.ranks = dict(sorted(ranks.items()))
+
+    def block(self, rank: int, group: int, block: int) -> memoryview:
+        return self.ranks[rank].block(group, block)
+
+    def parts(self, group: int, block: int, runs: tuple[Run, ...]) -> tuple[memoryview, ...]:
+        """Views of what `runs_for` named, of one block."""
+        return tuple(
+            self.ranks[run.rank].block(group, block)[run.offset : run.offset + run.size]
+            for run in runs
+        )
+
+    def runs_for(self, endpoint: Endpoint) -> tuple[Run, ...]:
+        """Where the bytes of a peer's block lie here. Raises TransferFailed when its KV has another
+        shape than ours, or needs what no rank here holds."""
+        held = self.held(endpoint.group)
+        wanted = Rectangle(
+            endpoint.first_layer, endpoint.layers, endpoint.first_head, endpoint.heads
+        )
+        like = next(iter(held.values()), None)
+        size = wanted.layers * wanted.heads * like.parts * like.slab_bytes if like else -1
+        if like is None or endpoint.dtype != like.dtype or endpoint.block_bytes != size:
+            raise TransferFailed("the receiver's KV has another shape than ours")
+        return gather(wanted, held)
+
+    def held(self, group: int) -> dict[int, KVGroup]:
+        """What each rank holds of a group; a stage may have none of its layers."""
+        return {
+            rank: memory.geometry.groups[group]
+            for rank, memory in self.ranks.items()
+            if group < len(memory.geometry.groups) and memory.geometry.groups[group].layers
+        }
+
+    def endpoints(self, address: str, fill: tuple[dict[int, int], ...]) -> Iterator[Endpoint]:
+        """What each rank wants of each group. `fill` is that of a `Reserved`."""
+        for group, blocks in enumerate(fill):
+            for rank, held in self.held(group).items():
+                layers = rectangle(held)
+                yield Endpoint(
+                    rank=rank,
+                    address=address,
+                    group=group,
+                    first_layer=layers.first_layer,
+                    layers=layers.layers,
+                    first_head=layers.first_head,
+                    heads=layers.heads,
+                    dtype=held.dtype,
+                    block_bytes=held.block_bytes,
+                    blocks=tuple(sorted(blocks)),
+                )

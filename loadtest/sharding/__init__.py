@@ -1,0 +1,1 @@
+"""What splitting a model over processes costs: `python -m loadtest.sharding`."""
