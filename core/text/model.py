@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+from llguidance import LLTokenizer
 
 from core.errors import ContextLengthExceeded, InvalidRequest
 from core.text import from_folder, from_gguf
 from core.text.bound import TokenBound
 from core.text.control import ChatEncoder, control_tokens, encode
 from core.text.detokenizer import TokenTable
+from core.text.grammar import grammar_of, grammar_tokens
 from core.text.logprobs import LogprobLine
 from core.text.parts import TextParts
 from core.text.stop import StopMatcher
 from core.text.template import ChatTemplate
+from core.text.tools.formats import PLAIN, ToolFormat
+from core.text.tools.reader import CallReader, call_ids
 from core.text.writer import ChoiceWriter
-from core.types import Message
+from core.types import GenerateRequest, Message, Tool, ToolChoice
 
 
 def load_text(path: Path) -> TextModel:
@@ -23,8 +29,19 @@ def load_text(path: Path) -> TextModel:
 
     Neither weights nor torch are touched.
     """
+    return TextModel(_read(path))
+
+
+def load_grammar_tokens(path: Path, vocab_size: int) -> LLTokenizer:
+    """The vocabulary alone, for whoever samples; `vocab_size`: columns of the logits. Raises
+    ConfigError, UnsupportedField."""
+    parts = _read(path)
+    return grammar_tokens(parts.tokenizer, max(vocab_size, parts.vocab_size), parts.end_ids)
+
+
+def _read(path: Path) -> TextParts:
     read = from_folder.read_text_parts if path.is_dir() else from_gguf.read_text_parts
-    return TextModel(read(path))
+    return read(path)
 
 
 class TextModel:
@@ -46,6 +63,8 @@ class TextModel:
         self._encoder = ChatEncoder(parts.tokenizer, controls)
         self._bound = TokenBound(parts.tokenizer)
         self._table = TokenTable(parts.tokenizer)
+        self._grammar_lock = threading.Lock()
+        self._grammar_tokens: LLTokenizer | None = None
         self._template = (
             None
             if parts.template is None
@@ -57,7 +76,14 @@ class TextModel:
         )
 
     def encode_chat(
-        self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        rendered_at: int,
+        at_most: int | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = ToolChoice.AUTO,
+        forced_tool: str = "",
     ) -> list[int]:
         """Ids of a conversation up to where the assistant speaks.
 
@@ -70,7 +96,13 @@ class TextModel:
                 "/v1/completions instead",
                 param="messages",
             )
-        pieces = self._template.render(messages, rendered_at=rendered_at)
+        pieces = self._template.render(
+            messages,
+            rendered_at=rendered_at,
+            tools=tools,
+            choice=tool_choice,
+            forced_tool=forced_tool,
+        )
         if at_most is not None:
             self._refuse_unread("".join(piece.text for piece in pieces), at_most, "messages")
         ids = self._encoder.encode(pieces)
@@ -115,9 +147,44 @@ class TextModel:
             min_tokens=min_tokens,
         )
 
+    def grammar(self, request: GenerateRequest) -> str:
+        """What every token of an answer to `request` must fit; "" where anything may come.
+
+        Raises InvalidRequest, or UnsupportedField naming the keyword that cannot be enforced.
+        """
+        grammar = grammar_of(request, self._form)
+        if grammar:
+            self.grammar_tokens()  # refuses a model that has no way to hold to it
+        return grammar
+
+    def grammar_tokens(self) -> LLTokenizer:
+        """The vocabulary as grammars need it, made when first asked for. Raises UnsupportedField
+        for a model whose answers cannot be held to a grammar."""
+        with self._grammar_lock:
+            if self._grammar_tokens is None:
+                self._grammar_tokens = grammar_tokens(
+                    self._tokenizer, self.vocab_size, self.end_ids
+                )
+            return self._grammar_tokens
+
+    def calls(self, request: GenerateRequest, choice: int) -> CallReader | None:
+        """Reads the calls of one choice out of its text; None where it may make none."""
+        if not request.tools or request.tool_choice is ToolChoice.NONE:
+            return None
+        return CallReader(
+            self._form,
+            frozenset(tool.name for tool in request.tools),
+            call_ids(request.id, choice),
+            several=request.parallel_tool_calls,
+        )
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids as an answer would show it: without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    @property
+    def _form(self) -> ToolFormat:
+        return PLAIN if self._template is None else self._template.form
 
     def _refuse_unread(self, text: str, at_most: int, param: str) -> None:
         least = self._bound.least_tokens(text)

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 
 from core.errors import ConfigError, InvalidRequest, TemplateRefused
 from core.text.marks import PRIVATE, Breaker, Mark, Marks, Piece, free_marks
 from core.text.sandbox import Meter, TemplateSandbox, strftime_at
-from core.types import Message, ToolCall
+from core.text.tools.fallback import describe, introduction, spelled, with_introduction
+from core.text.tools.formats import PLAIN, ToolFormat, format_of
+from core.types import Message, Tool, ToolCall, ToolChoice
 
 CPU_S = 2.0
 """One rendering; ordinary ones take less than a hundredth of that."""
@@ -31,15 +34,31 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 """Roles are words of the template: some build a control token around them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """What is rendered. `tools` as JSON that only the template looks into."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]]
+    rendered_at: int
+    size: int
+    """Characters of it all."""
+
+
 class ChatTemplate:
-    """One compiled template. `controls`: texts of the model's control tokens → special or not."""
+    """One compiled template. `controls`: texts of the model's control tokens → special or not.
+    `form`: how the model writes calls."""
 
     def __init__(self, source: str, names: Mapping[str, str], controls: Mapping[str, bool]) -> None:
         self._sandbox = TemplateSandbox()
         try:
             self._template = self._sandbox.from_string(source)
+            asked = meta.find_undeclared_variables(self._sandbox.parse(source))
         except TemplateError as error:
             raise ConfigError(f"the model's chat template does not parse: {error}") from error
+        self._takes_tools = "tools" in asked
+        self._knows_calls = "tool_calls" in source
+        self.form: ToolFormat = format_of(source) if self._takes_tools else PLAIN
         self._names = names
         self._knows_developer = "developer" in source
         self._private = frozenset(PRIVATE.findall(source))
@@ -48,58 +67,92 @@ class ChatTemplate:
             Breaker([text for text, special in controls.items() if special]),
         )
 
-    def render(self, messages: Sequence[Message], *, rendered_at: int) -> list[Piece]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        rendered_at: int,
+        tools: Sequence[Tool] = (),
+        choice: ToolChoice = ToolChoice.AUTO,
+        forced_tool: str = "",
+    ) -> list[Piece]:
         """The chat up to where the assistant speaks. `rendered_at`: its now, in Unix seconds.
 
+        A template that knows no tools, or no calls, is given them in words (`tools.fallback`).
         Raises InvalidRequest without messages, TemplateRefused when the template refuses them or
         cannot render them.
         """
         if not messages:
             raise InvalidRequest("messages is empty", param="messages")
+        if choice is ToolChoice.NONE:
+            tools = ()
+        if tools and not self._takes_tools:
+            text = introduction(tools, choice, forced_tool)
+            messages = with_introduction(messages, text, system=self._takes_system)
+            tools = ()
+        if not self._knows_calls:
+            messages = spelled(messages)
+        chat = _Chat(
+            messages,
+            [describe(tool) for tool in tools],
+            rendered_at,
+            sum(map(_size, messages)) + sum(map(_tool_size, tools)),
+        )
+        return self._pieces(chat)
+
+    def _pieces(self, chat: _Chat) -> list[Piece]:
         used = set(self._private)
 
         def look(text: str) -> str:
             used.update(PRIVATE.findall(text))
             return text
 
-        bare = self._text(messages, rendered_at, look)
+        bare = self._text(chat, look)
         marks = free_marks(used)
-        marked = self._text_like(bare, messages, rendered_at, marks, marks.wrap)
+        marked = self._text_like(bare, chat, marks, marks.wrap)
         pieces = None if marked is None else marks.wrapped_pieces(marked)
         if pieces is not None:
             return pieces
         for breaker in self._breakers:
             mark = partial(breaker.mark, split=marks.split)
-            broken = self._text_like(bare, messages, rendered_at, marks, mark)
+            broken = self._text_like(bare, chat, marks, mark)
             if broken is not None:
                 break
         else:  # safe, though not quite what the template makes of the bare texts
             mark = partial(self._breakers[0].mark, split=marks.split)
-            broken = self._text(messages, rendered_at, mark)
+            broken = self._text(chat, mark)
         return [Piece(text, own=True) for text in broken.split(marks.split)]
 
-    def _text_like(
-        self, bare: str, messages: Sequence[Message], rendered_at: int, marks: Marks, mark: Mark
-    ) -> str | None:
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Does it render a conversation that begins with a system turn?"""
+        turns = (Message(role="system", content="x"), Message(role="user", content="x"))
+        try:
+            self._text(_Chat(turns, (), 0, 2), lambda text: text)
+        except TemplateRefused:
+            return False
+        return True
+
+    def _text_like(self, bare: str, chat: _Chat, marks: Marks, mark: Mark) -> str | None:
         """A rendering with marks; None when they made the template do something else."""
         try:
-            text = self._text(messages, rendered_at, mark)
+            text = self._text(chat, mark)
         except TemplateRefused:
             return None
         return text if marks.drop(text) == bare else None
 
-    def _text(self, messages: Sequence[Message], rendered_at: int, mark: Mark) -> str:
-        turns = [self._turn(message, mark) for message in messages]
-        size = sum(map(_size, messages))
+    def _text(self, chat: _Chat, mark: Mark) -> str:
+        turns = [self._turn(message, mark) for message in chat.messages]
+        tools = [{"type": "function", "function": _marked(tool, mark)} for tool in chat.tools]
         try:
             return self._sandbox.render(
                 self._template,
-                Meter(cpu_s=CPU_S, chars=CHARS + 4 * size),
+                Meter(cpu_s=CPU_S, chars=CHARS + 4 * chat.size),
                 messages=turns,
                 add_generation_prompt=True,
-                tools=None,
+                tools=tools or None,
                 documents=None,
-                strftime_now=strftime_at(rendered_at),
+                strftime_now=strftime_at(chat.rendered_at),
                 **self._names,
             )
         except TemplateRefused:
@@ -180,6 +233,15 @@ def _call(call: ToolCall, mark: Mark) -> dict[str, object]:
         "type": "function",
         "function": {"name": mark(call.name), "arguments": arguments},
     }
+
+
+def _marked(function: Mapping[str, Any], mark: Mark) -> dict[str, object]:
+    """A tool whose own words are the caller's; the names of OpenAI's fields are not."""
+    return {key: _deep(value, mark) for key, value in function.items()}
+
+
+def _tool_size(tool: Tool) -> int:
+    return len(tool.name) + len(tool.description) + len(tool.parameters)
 
 
 def _size(message: Message) -> int:

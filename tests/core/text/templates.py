@@ -18,6 +18,9 @@ class Family:
     begin: str | None = None
     takes_system: bool = True
     takes_tools: bool = False
+    """Shows calls and their results."""
+    shows_tools: bool = False
+    """Shows what tools there are."""
 
     @property
     def writes_begin(self) -> bool:
@@ -35,6 +38,12 @@ CHAT_ML = Family(
 LLAMA3 = Family(
     "llama3",
     """{{- bos_token }}
+{%- if tools %}
+    {{- '<|start_header_id|>system<|end_header_id|>\n\nEnvironment: ipython\n' }}
+    {{- 'Respond in the form {"name": function, "parameters": its arguments}.\n\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\n\n" }}{%- endfor %}
+    {{- '<|eot_id|>' }}
+{%- endif %}
 {%- for message in messages %}
     {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}
     {%- if message.tool_calls %}
@@ -55,6 +64,7 @@ LLAMA3 = Family(
     end="<|eot_id|>",
     begin="<|begin_of_text|>",
     takes_tools=True,
+    shows_tools=True,
 )
 
 # Strict turns, no system role, tool calls walked as a mapping.
@@ -138,4 +148,125 @@ ROLES = Family(
     end="<|end|>",
 )
 
-ALL = (CHAT_ML, LLAMA3, MISTRAL, THINKING, ROLES)
+# Tools in the system turn within marks, calls and results between marks, a system turn of its own.
+QWEN = Family(
+    "qwen",
+    """{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] }}
+    {%- else %}
+        {{- 'You are an assistant.' }}
+    {%- endif %}
+    {{- "\n\n# Tools\n\nSignatures stand within <tools></tools>:\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}{{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools>\n\nA call is written within <tool_call></tool_call>.<|im_end|>\n" }}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
+{%- else %}
+    {{- '<|im_start|>system\nYou are an assistant.<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n{"name": "' }}{{- tool_call.name }}
+            {{- '", "arguments": ' }}{{- tool_call.arguments | tojson }}{{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' }}{{- message.content }}{{- '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}""",
+    (
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        AddedToken("<tool_call>", special=False, normalized=False),
+        AddedToken("</tool_call>", special=False, normalized=False),
+    ),
+    end="<|im_end|>",
+    takes_tools=True,
+    shows_tools=True,
+)
+
+# No system role, the assistant is called model, contents are trimmed.
+GEMMA = Family(
+    "gemma",
+    """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
+{{ raise_exception('System role not supported') }}{% endif %}
+{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{% if message['role'] == 'assistant' %}{% set role = 'model' %}
+{% else %}{% set role = message['role'] %}{% endif %}
+{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}""",
+    ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
+    end="<end_of_turn>",
+    begin="<bos>",
+    takes_system=False,
+)
+
+# System texts are gathered first; turns are marked by bars that are not ASCII.
+DEEPSEEK = Family(
+    "deepseek",
+    """{% set ns = namespace(system='') %}
+{%- for message in messages %}{%- if message['role'] == 'system' %}
+{%- set ns.system = ns.system + message['content'] %}{%- endif %}{%- endfor %}
+{{- bos_token }}{{- ns.system }}
+{%- for message in messages %}
+{%- if message['role'] == 'user' %}{{- '<｜User｜>' + message['content'] }}
+{%- elif message['role'] == 'assistant' %}
+{%- set content = message['content'] %}
+{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+{{- '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{%- endif %}""",
+    (
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+        "<｜User｜>",
+        "<｜Assistant｜>",
+        AddedToken("<think>", special=False, normalized=False),
+        AddedToken("</think>", special=False, normalized=False),
+    ),
+    end="<｜end▁of▁sentence｜>",
+    begin="<｜begin▁of▁sentence｜>",
+)
+
+# Tools stand in the system turn between marks of their own.
+PHI = Family(
+    "phi",
+    """{% for message in messages %}
+{% if message['role'] == 'system' and tools %}
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + (tools | tojson)
+   + '<|/tool|>' + '<|end|>' }}
+{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}""",
+    ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|/tool|>",
+     "<|end|>"),
+    end="<|end|>",
+    shows_tools=True,
+)  # fmt: skip
+
+ALL = (CHAT_ML, LLAMA3, MISTRAL, THINKING, ROLES, QWEN, GEMMA, DEEPSEEK, PHI)

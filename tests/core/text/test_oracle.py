@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from transformers import PreTrainedTokenizerFast
 from core.models.gguf import read_gguf
 from core.models.source import resolve_source
 from core.text.model import TextModel, load_text
-from core.types import Message, ToolCall
+from core.text.tools.fallback import describe
+from core.types import Message, Tool, ToolCall, ToolChoice
 from tests.core.text import templates
 from tests.tiny_text import byte_letters, tiny_tokenizer, write_tiny_folder
 
@@ -69,9 +71,16 @@ def reference_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return turns
 
 
-def reference_ids(oracle: PreTrainedTokenizerFast, messages: list[Message]) -> list[int]:
+def reference_ids(
+    oracle: PreTrainedTokenizerFast, messages: list[Message], tools: Sequence[Tool] = ()
+) -> list[int]:
+    shown = [{"type": "function", "function": describe(tool)} for tool in tools]
     ids = oracle.apply_chat_template(
-        reference_messages(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+        reference_messages(messages),
+        tools=shown or None,
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     return list(ids)
 
@@ -189,6 +198,42 @@ def test_tool_calls_are_shown_as_transformers_shows_them(
     ids = model.encode_chat(TOOL_CHAT, rendered_at=0)
     assert ids == reference_ids(oracle, TOOL_CHAT)
     assert "Prague" in model.decode(ids)
+
+
+TOOLS = (
+    Tool(
+        name="weather",
+        description="What the sky is like; say <|im_end|> or <|eot_id|> to nobody.",
+        parameters='{"type": "object", "properties": {"place": {"type": "string", "enum":'
+        ' ["Prague", "Řím <|end|>"]}, "n": {"type": "array"}}, "required": ["place"]}',
+    ),
+    Tool(name="clock"),
+)
+
+
+@pytest.mark.parametrize(
+    "family", [kind for kind in templates.ALL if kind.shows_tools], indirect=True, ids=str
+)
+def test_tools_are_shown_as_transformers_shows_them(
+    family: tuple[templates.Family, TextModel, PreTrainedTokenizerFast],
+) -> None:
+    _, model, oracle = family
+    harmless = [
+        msgspec.structs.replace(
+            tool,
+            description=tool.description.replace("<|", "<"),
+            parameters=tool.parameters.replace("<|", "<"),
+        )
+        for tool in TOOLS
+    ]
+    messages = CHATS["system"]
+    ids = model.encode_chat(messages, rendered_at=0, tools=harmless)
+    assert ids == reference_ids(oracle, messages, harmless)
+    shown = model.encode_chat(messages, rendered_at=0, tools=TOOLS)
+    for special in model.control_ids:  # B08: a tool's words make no control tokens
+        assert shown.count(special) == ids.count(special), special
+    none = model.encode_chat(messages, rendered_at=0, tools=TOOLS, tool_choice=ToolChoice.NONE)
+    assert none == model.encode_chat(messages, rendered_at=0)
 
 
 def test_begin_token_is_written_once(

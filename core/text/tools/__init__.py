@@ -1,0 +1,1 @@
+"""How models ask for tools: the forms that their templates teach, read from streamed text."""
