@@ -1,4 +1,8 @@
-"""`python -m edge --topology FILE --state FOLDER --name NAME`: one edge process."""
+"""`python -m edge --topology FILE --state FOLDER --name NAME`: one edge, by one process or several.
+
+With `workers` above one in the topology this process becomes their supervisor, which starts it
+again with `--worker` for each.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from core.config import load
+from core.config import World, load
 from core.errors import ConfigError
-from edge.app import run_edge
 
 
 def main() -> int:
@@ -16,12 +19,39 @@ def main() -> int:
     parser.add_argument("--topology", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True, help="folder of secrets and logs")
     parser.add_argument("--name", required=True, help="the edge's name")
+    inside = parser.add_argument_group("given by a supervisor")
+    inside.add_argument("--worker", type=int)
+    inside.add_argument("--address")
+    inside.add_argument("--folder", type=Path)
+    inside.add_argument("--lifeline", type=int)
     options = parser.parse_args()
     try:
-        return run_edge(load(options.topology, state=options.state), options.name)
+        return run(load(options.topology, state=options.state), options)
     except ConfigError as error:
         sys.stderr.write(f"edge {options.name}: {error}\n")
         return 2
+
+
+def run(world: World, options: argparse.Namespace) -> int:
+    """What each kind of process imports is its own: a supervisor stays small."""
+    workers = world.topology.edge(options.name).workers
+    if workers > 1 and options.worker is None:
+        from edge.crew.supervisor import run_crew
+
+        return run_crew(world, options.name)
+    from edge.crew.seat import ALONE, Seat
+    from edge.serving import run_edge
+
+    if options.worker is None:
+        return run_edge(world, options.name, ALONE)
+    seat = Seat(
+        number=options.worker,
+        of=workers,
+        address=options.address,
+        folder=options.folder,
+        lifeline=options.lifeline,
+    )
+    return run_edge(world, options.name, seat)
 
 
 if __name__ == "__main__":

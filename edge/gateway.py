@@ -22,6 +22,7 @@ from core.errors import (
     DeadlineExceeded,
     IncompleteStream,
     InternalError,
+    NoCapacity,
     RegionUnavailable,
     RequestError,
     VersionSkew,
@@ -31,6 +32,8 @@ from core.events import Accepted, Delta, Done, Event, Fault, Finish, Moved
 from core.metrics import EdgeMetrics
 from core.prefix import Chain, affinity_key, key_of, prompt_chain
 from core.types import GenerateRequest, ModelName, NodeName, RegionName
+from edge.hold import Group, Held, Hold
+from edge.journal import Journal, Key
 from edge.region_client import RegionClient
 from edge.routing.learned import BytesPerToken
 from edge.routing.placement import Asked, Reason, RouteDecision, choose
@@ -54,9 +57,18 @@ class Place:
     prefill: NodeName | None = None
     decode: NodeName | None = None
     node_reason: str = ""
+    prompt_tokens: int = 0
+    """As the region counted them; 0 until it has."""
 
     def on(self, event: Accepted | Moved) -> Place:
-        return replace(self, prefill=event.prefill, decode=event.decode, node_reason=event.reason)
+        counted = event.prompt_tokens if isinstance(event, Accepted) else self.prompt_tokens
+        return replace(
+            self,
+            prefill=event.prefill,
+            decode=event.decode,
+            node_reason=event.reason,
+            prompt_tokens=counted,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,21 @@ class Batch:
 
 Residency = Callable[[str, ModelName], frozenset[RegionName] | None]
 """The regions that a namespace's requests for a model may see; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """One request with what every attempt at it needs. `deadline` by the loop's clock."""
+
+    request: GenerateRequest
+    chain: Chain
+    affinity: str | None
+    allowed: frozenset[RegionName] | None
+    deadline: float
+    journal: Journal
+
+    def left_s(self) -> float:
+        return self.deadline - asyncio.get_running_loop().time()
 
 
 class Gateway:
@@ -84,6 +111,7 @@ class Gateway:
         fleet_key: bytes,
         metrics: EdgeMetrics,
         tasks: asyncio.TaskGroup,
+        hold: Hold,
         residency: Residency = lambda _namespace, _model: None,
     ) -> None:
         self._clients = clients
@@ -93,106 +121,184 @@ class Gateway:
         self._fleet_key = fleet_key
         self._metrics = metrics
         self._tasks = tasks
+        self._hold = hold
         self._residency = residency
         self._tokens = BytesPerToken()
 
-    def route(self, request: GenerateRequest, affinity: str | None) -> RouteDecision:
-        """Raises RegionUnavailable."""
-        return self._route(request, affinity, self._chain(request))
-
-    def _chain(self, request: GenerateRequest) -> Chain:
-        return prompt_chain(request, fleet_key=self._fleet_key)
-
-    def _route(self, request: GenerateRequest, affinity: str | None, chain: Chain) -> RouteDecision:
-        key = key_of(chain, self._routing.depth, self._regions.hot().ids)
-        digest = key.digest
-        if affinity is not None:
-            digest = affinity_key(affinity, fleet_key=self._fleet_key, namespace=request.namespace)
-        asked = Asked(
-            model=request.model,
-            walk=self._ring.walk(digest),
-            text_bytes=key.text_bytes,
-            by_affinity=affinity is not None,
-            ids=chain.ids(),
-            ends=chain.ends[1:],
-            bytes_per_token=self._tokens.of(request.model),
-            hot=key.depth > self._routing.depth,
-            allowed=self._residency(request.namespace, request.model),
-            draws=(random.random(), random.random()),
-        )
-        return choose(self._regions.view(), asked, self._routing)
-
     async def generate(
-        self, request: GenerateRequest, *, affinity: str | None = None
-    ) -> AsyncGenerator[Batch, None]:
-        """Batches of one generation; the last event of the last batch is `Done`.
+        self,
+        request: GenerateRequest,
+        *,
+        affinity: str | None = None,
+        journal: Journal | None = None,
+    ) -> AsyncGenerator[Batch | Held, None]:
+        """Batches of one generation; the last event of the last batch is `Done`. Before the first
+        batch, `Held` says where the request waits while every region is busy.
 
         Raises RequestError, before the first batch or after it. The reader closes it (`aclosing`).
         """
-        chain = self._chain(request)
-        decision = self._route(request, affinity, chain)
-        ids = chain.ids()
+        chain = prompt_chain(request, fleet_key=self._fleet_key)
         request = msgspec.structs.replace(
-            request, route_chain=b"".join(ids), route_ends=(*chain.ends[1:], chain.text_bytes)
+            request,
+            route_chain=b"".join(chain.ids()),
+            route_ends=(*chain.ends[1:], chain.text_bytes),
         )
-        deadline = asyncio.get_running_loop().time() + request.deadline_s
+        errand = _Errand(
+            request=request,
+            chain=chain,
+            affinity=affinity,
+            allowed=self._residency(request.namespace, request.model),
+            deadline=asyncio.get_running_loop().time() + request.deadline_s,
+            journal=journal or Journal(request.id, "-"),
+        )
+        group = Group(request.model, errand.allowed)
+        if self._hold.crowded(group):
+            busy = NoCapacity("every region is busy, and others wait already", retry_after_s=1.0)
+        else:
+            try:
+                async with aclosing(self._once(errand)) as batches:
+                    async for batch in batches:
+                        yield batch
+                return
+            except _Refused as refused:
+                busy = refused.error
+        if request.reject_if_busy:
+            raise busy
+        async with aclosing(self._held(errand, group, busy)) as words:
+            async for word in words:
+                yield word
+
+    async def _held(
+        self, errand: _Errand, group: Group, busy: NoCapacity
+    ) -> AsyncGenerator[Batch | Held, None]:
+        """Wait in line, and try when the turn has come, until a region takes the request."""
+        place = self._hold.join(group, errand.request.namespace, most_s=errand.left_s())
+        if place is None:
+            raise busy
+        journal = errand.journal
+        journal.held(place.now.position)
+        try:
+            while True:
+                async with aclosing(place.turn(busy)) as words:
+                    async for word in words:
+                        yield word
+                journal.turn()
+                try:
+                    async with aclosing(self._once(errand)) as batches:
+                        async for batch in batches:
+                            place.leave(served=True)
+                            yield batch
+                    return
+                except _Refused as refused:
+                    busy = refused.error
+                    journal.refused_again()
+        finally:
+            place.leave(served=False)
+            self._metrics.hold_seconds.observe(journal.held_s)
+
+    async def _once(self, errand: _Errand) -> AsyncGenerator[Batch, None]:
+        """The request at the regions, one after the other. Raises _Refused when they are full."""
+        request, journal = errand.request, errand.journal
+        decision = self._route(errand)
+        ids = errand.chain.ids()
         failure: RequestError | None = None
         for number, region in enumerate(decision.candidates[:ATTEMPTS]):
             reason = decision.reason if number == 0 else Reason.FAILOVER
             self._metrics.routes.labels(region, reason).inc()
             sent = self._regions.sent(region, ids, decision.work_s(region))
+            journal.tried(region, reason)
             begun = False
             try:
-                attempt = self._attempt(request, Place(region, reason), deadline)
-                async with aclosing(attempt) as batches:
+                async with aclosing(self._attempt(errand, Place(region, reason))) as batches:
                     async for batch in batches:
                         if not begun:
                             begun = True
                             self._regions.answered(sent)
+                            journal.first()
                         last = batch.events[-1]
                         if isinstance(last, Done):
+                            journal.ended("ok", last)
+                            prompt_tokens = last.usage.prompt_tokens
                             self._tokens.learn(
-                                request.model, chain.text_bytes, last.usage.prompt_tokens
+                                request.model, errand.chain.text_bytes, prompt_tokens
                             )
                         yield batch
                 return
             except RequestError as error:
+                journal.ended(error.code)
                 if not begun:
                     self._regions.failed(sent, ill=isinstance(error, _ILL))
                 if begun or not error.retryable:
                     raise
                 self._metrics.failovers.labels(region, error.code).inc()
                 _log.warning(
-                    "attempt failed id=%s region=%s code=%s", request.id, region, error.code
+                    "attempt failed id=%s region=%s reason=%s code=%s",
+                    request.id,
+                    region,
+                    reason,
+                    error.code,
                 )
                 # What a region said (no capacity, with its time) tells more than that the next
                 # one is not there.
                 if failure is None or not isinstance(error, RegionUnavailable):
                     failure = error
         assert failure is not None, "a decision has at least one candidate"
+        if isinstance(failure, NoCapacity):
+            raise _Refused(failure)
         raise failure
 
-    async def _attempt(
-        self, request: GenerateRequest, place: Place, deadline: float
-    ) -> AsyncGenerator[Batch, None]:
+    def _route(self, errand: _Errand) -> RouteDecision:
+        """Raises RegionUnavailable."""
+        request, chain = errand.request, errand.chain
+        hot = self._regions.hot()
+        key = key_of(chain, self._routing.depth, hot.ids)
+        digest = key.digest
+        if errand.affinity is not None:
+            digest = affinity_key(
+                errand.affinity, fleet_key=self._fleet_key, namespace=request.namespace
+            )
+        asked = Asked(
+            model=request.model,
+            walk=self._ring.walk(digest),
+            text_bytes=key.text_bytes,
+            by_affinity=errand.affinity is not None,
+            ids=chain.ids(),
+            ends=chain.ends[1:],
+            bytes_per_token=self._tokens.of(request.model),
+            hot=key.depth > self._routing.depth,
+            allowed=errand.allowed,
+            draws=(random.random(), random.random()),
+        )
+        decision = choose(self._regions.view(), asked, self._routing)
+        errand.journal.chose(
+            decision,
+            Key(key.depth, key.blocks, key.text_bytes, hot.version, asked.by_affinity),
+        )
+        return decision
+
+    async def _attempt(self, errand: _Errand, place: Place) -> AsyncGenerator[Batch, None]:
+        left_s = errand.left_s()
+        if left_s <= 0:
+            raise DeadlineExceeded("no time was left to ask a region")
         client = self._clients[place.region]
-        left = deadline - asyncio.get_running_loop().time()
-        stream = client.generate(msgspec.structs.replace(request, deadline_s=max(left, 0.0)))
-        ended = False
+        request = msgspec.structs.replace(errand.request, deadline_s=left_s)
+        stream = client.generate(request)
         unfinished = set(range(request.sampling.n))
+        ended = False
         try:
-            while not ended:
-                events = await _next(stream, deadline)
-                place, shown, fault = _sort(place, events)
-                unfinished -= {event.choice for event in shown if isinstance(event, Finish)}
-                done = bool(shown) and isinstance(shown[-1], Done)
-                if done and unfinished:
-                    raise IncompleteStream("the region's stream ended without a finish reason")
-                ended = done or fault is not None
+            async for events in stream:
+                place, shown, fault = _sort(place, events, unfinished, errand.journal)
                 if shown:
+                    ended = isinstance(shown[-1], Done)
+                    if ended and unfinished:
+                        raise IncompleteStream("the stream ended without a finish reason")
                     yield Batch(place, shown)
                 if fault is not None:
+                    ended = True
                     raise from_fault(fault)
+                if ended:
+                    return
+            raise IncompleteStream("the region's stream stopped without its end")
         except RequestError:
             await stream.aclose()
             if not ended:
@@ -207,28 +313,31 @@ class Gateway:
             await stream.aclose()
 
 
-async def _next(stream: AsyncGenerator[list[Event], None], deadline: float) -> list[Event]:
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await anext(stream)
-    except TimeoutError as error:
-        raise DeadlineExceeded("the answer was not complete within its deadline") from error
-    except StopAsyncIteration:
-        raise IncompleteStream("the region's stream stopped without its end") from None
+class _Refused(Exception):
+    """Every region that was asked is full."""
+
+    def __init__(self, error: NoCapacity) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 def _sort(
-    place: Place, events: Sequence[Event]
+    place: Place, events: Sequence[Event], unfinished: set[int], journal: Journal
 ) -> tuple[Place, tuple[Delta | Finish | Done, ...], Fault | None]:
-    """What `events` say: the place after them, what the caller sees, and a fault that ends it."""
+    """What `events` say: the place after them, what the caller sees, and a fault that ends it.
+    Choices that finish leave `unfinished`."""
     shown: list[Delta | Finish | Done] = []
     for event in events:
-        if isinstance(event, Accepted | Moved):
+        if isinstance(event, Delta):
+            shown.append(event)
+        elif isinstance(event, Accepted | Moved):
             place = place.on(event)
+            journal.placed(event)
         elif isinstance(event, Fault):
             return place, tuple(shown), event
         else:
             shown.append(event)
             if isinstance(event, Done):
                 break
+            unfinished.discard(event.choice)
     return place, tuple(shown), None

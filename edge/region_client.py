@@ -1,9 +1,10 @@
-"""How an edge speaks to a region: the seam, and its aiohttp form.
+"""How an edge speaks to a region: the seam, and its form over HTTP.
 
 Wire (see `regional`): `POST /internal/v1/generate` answers with event frames, `GET
 /internal/v1/status` with status frames, `POST /internal/v1/cancel/{id}` is idempotent. Each
-message carries the region secret and the wire version. All errors of aiohttp become ours here and
-nowhere else: not reached → RegionUnavailable, cut → IncompleteStream, other version → VersionSkew.
+message carries the region secret and the wire version. Generations go over `region_stream`, all the
+rest over aiohttp, whose errors become ours here and nowhere else: not reached → RegionUnavailable,
+cut → IncompleteStream, other version → VersionSkew.
 """
 
 from __future__ import annotations
@@ -11,21 +12,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 import aiohttp
 import msgspec
 
-from core.errors import IncompleteStream, RegionUnavailable, RequestError, VersionSkew
+from core.errors import (
+    DeadlineExceeded,
+    IncompleteStream,
+    RegionUnavailable,
+    RequestError,
+    VersionSkew,
+)
 from core.events import Event, event_decoder
 from core.naps import Nap
 from core.status import Told, status_decoder
 from core.types import WIRE_VERSION, GenerateRequest, RegionName, RequestId
+from edge.region_stream import CONNECT_S, Streams
 
 _log = logging.getLogger("skerry.region_client")
 
-CONNECT_S = 2.0
 CANCEL_S = 1.0
 PING_S = 2.0
 SILENCE_S = 5.0
@@ -34,15 +42,20 @@ _LOOK_S = 1.0
 """How often a quiet wait asks whether the region is still there."""
 _FRAMES = "application/x-skerry-frames"
 _WIRE = str(WIRE_VERSION)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class RegionClient(Protocol):
-    """One region. Generators are closed by whoever reads them (`aclosing`); closing ends the
-    connection. Every method raises errors of `core.errors` only."""
+    """One region. Generators are closed by whoever reads them (`aclosing`). Every method raises
+    errors of `core.errors` only."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Event], None]:
         """The events of one generation, all that one read brought as one list. The end of the
-        generator is the end of the connection, not a promise that `Done` came."""
+        generator is the end of the region's answer, not a promise that `Done` came.
+
+        Raises DeadlineExceeded when the request's time is over. Closed early, it leaves the answer
+        to end by itself for a second: whoever closes it cancels the request, and the connection
+        stays warm."""
         ...
 
     async def cancel(self, request_id: RequestId) -> None:
@@ -68,7 +81,7 @@ class HttpRegionClient:
         self,
         name: RegionName,
         address: str,
-        session: aiohttp.ClientSession,
+        session: RegionSession,
         *,
         secret: bytes,
         delay_s: float = 0.0,
@@ -76,25 +89,50 @@ class HttpRegionClient:
         silence_s: float = SILENCE_S,
     ) -> None:
         self._name = name
+        self._address = address
         self._base = f"http://{address}/internal/v1"
-        self._session = session
+        self._streams = session.streams
+        self._session = session.http
         self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
+        lines = [f"{name}: {value}" for name, value in self._headers.items()]
+        self._head = "\r\n".join(
+            ["POST /internal/v1/generate HTTP/1.1", f"host: {address}", *lines, "content-length: "]
+        ).encode()
         self._delay_s = delay_s
         self._clock = clock
         self._silence_s = silence_s
         self._heard_at: float | None = None  # when the status stream last said anything
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Event], None]:
+        until = self._clock() + request.deadline_s
         if self._delay_s:
-            await asyncio.sleep(self._delay_s)
+            await asyncio.sleep(min(self._delay_s, request.deadline_s))
+
+        def look() -> RequestError | None:
+            if self._clock() >= until:
+                return DeadlineExceeded("the answer was not complete within its deadline")
+            return RegionUnavailable("it went silent") if self._lost() else None
+
+        body = _encode(request)
         decoder = event_decoder()
-        answer = await self._open("POST", "generate", self._lost, msgspec.msgpack.encode(request))
         try:
-            while data := await self._read(answer, self._lost):
-                if events := list(decoder.feed(data)):
-                    yield events
-        finally:
-            answer.close()
+            stream, head = await self._streams.open(
+                self._address,
+                b"%b%d\r\n\r\n%b" % (self._head, len(body), body),
+                look=look,
+                deadline_s=until - self._clock(),
+            )
+            try:
+                refusal = _refusal(self._name, head.status, head.headers)
+                if refusal is not None:
+                    raise refusal
+                while data := await stream.read():
+                    if events := decoder.feed(data):
+                        yield events
+            finally:
+                stream.leave()
+        except (RegionUnavailable, IncompleteStream) as error:
+            raise type(error)(f"region {self._name}: {error.message}") from error
 
     async def cancel(self, request_id: RequestId) -> None:
         try:
@@ -126,19 +164,17 @@ class HttpRegionClient:
         def silent() -> bool:
             return self._silent_since(heard_at)
 
-        answer = await self._open("GET", "status", silent)
+        answer = await self._open(silent)
         try:
             while data := await self._read(answer, silent):
                 heard_at = self._heard_at = self._clock()
-                for status in decoder.feed(data):
-                    yield status
+                for told in decoder.feed(data):
+                    yield told
         finally:
             answer.close()
 
-    async def _open(
-        self, method: str, path: str, lost: Callable[[], bool], body: bytes | None = None
-    ) -> aiohttp.ClientResponse:
-        request = asyncio.ensure_future(self._request(method, path, body))
+    async def _open(self, lost: Callable[[], bool]) -> aiohttp.ClientResponse:
+        request = asyncio.ensure_future(self._request())
         try:
             while not request.done():
                 look = Nap(_LOOK_S)
@@ -150,16 +186,14 @@ class HttpRegionClient:
             raise RegionUnavailable(f"region {self._name} is not reached: {error}") from error
         finally:
             request.cancel()
-        refusal = _refusal(self._name, answer)
+        refusal = _refusal(self._name, answer.status, answer.headers)
         if refusal is not None:
             answer.close()
             raise refusal
         return answer
 
-    async def _request(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
-        return await self._session.request(
-            method, f"{self._base}/{path}", data=body, headers=self._headers
-        )
+    async def _request(self) -> aiohttp.ClientResponse:
+        return await self._session.get(f"{self._base}/status", headers=self._headers)
 
     async def _read(self, answer: aiohttp.ClientResponse, lost: Callable[[], bool]) -> bytes:
         """What has come, at least one byte; b"" at the end."""
@@ -185,24 +219,40 @@ class HttpRegionClient:
         return self._clock() - moment > self._silence_s
 
 
-def _refusal(name: RegionName, answer: aiohttp.ClientResponse) -> RequestError | None:
-    if answer.status == 403:
+def _refusal(name: RegionName, status: int, headers: Mapping[str, str]) -> RequestError | None:
+    if status == 403:
         return RegionUnavailable(f"region {name} refuses this edge's secret")
-    if answer.status != 200:
-        return RegionUnavailable(f"region {name} answered {answer.status}")
-    wire = answer.headers.get("x-skerry-wire")
-    if wire != _WIRE or answer.content_type != _FRAMES:
-        return VersionSkew(f"region {name} speaks wire {wire}, {answer.content_type}; not {_WIRE}")
+    if status != 200:
+        return RegionUnavailable(f"region {name} answered {status}")
+    wire, kind = headers.get("x-skerry-wire"), headers.get("content-type")
+    if wire != _WIRE or kind != _FRAMES:
+        return VersionSkew(f"region {name} speaks wire {wire}, {kind}; not {_WIRE}")
     return None
 
 
-def new_session() -> aiohttp.ClientSession:
-    """The session of all regions: no limit on connections (admission limits), none on duration
-    (deadlines limit)."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        auto_decompress=False,
-        trust_env=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
+class RegionSession:
+    """The connections to all regions: `streams` for generations, `http` for all the rest."""
+
+    def __init__(self) -> None:
+        self.streams = Streams()
+        # No limit on connections (admission limits), none on duration (deadlines limit).
+        self.http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            auto_decompress=False,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        await self.streams.close()
+        await self.http.close()
+
+
+@asynccontextmanager
+async def new_session() -> AsyncIterator[RegionSession]:
+    session = RegionSession()
+    try:
+        yield session
+    finally:
+        await session.close()

@@ -3,30 +3,38 @@
 Whoever leaves is noticed while the answer is awaited, streamed or not, and the generation is
 closed at once. A stream's headers go out with the first delta, so that everything known before is
 a real status; after `heartbeat_s` of silence they go out anyway, with SSE comments between events
-for as long as the silence lasts, because proxies cut quiet connections.
+for as long as the silence lasts, because proxies cut quiet connections. A request that waits for a
+busy world is told its place in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 from litestar.types import Receive, Scope, Send
 
-from core.errors import BodyTooLarge, Cancelled, InternalError, RequestError
+from core.errors import Cancelled, InternalError, RequestError
 from core.events import Done
 from core.metrics import EdgeMetrics
 from core.types import RequestId
 from edge.admission import Admission
-from edge.api.body import drain_body, read_body
+from edge.api.error_form import ErrorForm
 from edge.api.openai import Parsed
-from edge.api.openai_render import END, Renderer, error_body, error_event
+from edge.api.openai_render import END, Renderer
+from edge.api.presence import Heartbeat, while_there
 from edge.api.record import Record
+from edge.api.upload import CUTS_SHORT, drain_body, lingers, read_body
 from edge.api.wire import Wire
-from edge.gateway import Gateway
+from edge.gateway import Batch, Gateway
+from edge.hold import Held
+from edge.journal import Recent
+from edge.tenants.budget import Budgets
+from edge.tenants.door import Door
 
 _log = logging.getLogger("skerry.exchange")
 _MAX_AFFINITY = 256
@@ -39,6 +47,7 @@ class Dialect:
     name: str
     parse: Callable[[bytes, RequestId], Parsed]
     renderer: Callable[[Parsed], Renderer]
+    errors: ErrorForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,15 @@ class Desk:
     edge: str
     gateway: Gateway
     admission: Admission
+    door: Door
+    budgets: Budgets
     metrics: EdgeMetrics
     body_limit: int
+    body_s: float
+    """What a body has to be complete within."""
     expose_nodes: bool
     heartbeat_s: float
+    recent: Recent
 
 
 class Exchange:
@@ -62,21 +76,27 @@ class Exchange:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wire = Wire(send)
         record = Record(self._desk.edge, self._dialect.name)
+        self._desk.recent.open(record.journal)
         headers = dict(scope["headers"])
         outcome = "ok"
         try:
-            raw = await read_body(receive, headers, self._desk.body_limit)
-            parsed = self._dialect.parse(raw, record.request_id)
+            record.caller = caller = self._desk.door.authenticate(headers)
+            raw = await read_body(receive, headers, self._desk.body_limit, self._desk.body_s)
+            parsed = _obeyed(headers, self._dialect.parse(raw, record.request_id))
+            parsed = replace(parsed, request=caller.bind(parsed.request))
             record.request = parsed.request
             affinity = _affinity(headers) or parsed.affinity
+            record.tab = self._desk.budgets.tab(caller, parsed.request, self._dialect.name)
             with self._desk.admission.permit():
-                await _until_gone(receive, self._answer(parsed, affinity, wire, record))
+                async with record.tab:
+                    record.journal.admitted(parsed.request, stream=parsed.stream)
+                    await while_there(receive, wire, self._answer(parsed, affinity, wire, record))
         except Cancelled as error:
             outcome = error.code  # nobody is there to be told
         except RequestError as error:
             outcome = error.code
             await self._refuse(error, wire, record)
-            if isinstance(error, BodyTooLarge) and b"expect" not in headers:
+            if lingers(error, headers):
                 await drain_body(receive)
             await wire.end()
         except asyncio.CancelledError:
@@ -103,50 +123,52 @@ class Exchange:
     ) -> None:
         renderer = self._dialect.renderer(parsed)
         head = self._stream_head(record)
-        beat = asyncio.create_task(self._heartbeat(wire, head))
+        heartbeat = Heartbeat(wire, head, self._desk.heartbeat_s)
+        heartbeat.start()
         try:
-            generation = self._desk.gateway.generate(parsed.request, affinity=affinity)
-            async with aclosing(generation) as batches:
+            async with aclosing(self._generation(parsed, affinity, record)) as batches:
                 async for batch in batches:
+                    if isinstance(batch, Held):
+                        place = f": held, place {batch.position} of {batch.waiting}\n\n"
+                        await wire.event(head, place.encode())
+                        continue
                     record.see(batch)
                     data = renderer.stream(batch.events)
                     last = isinstance(batch.events[-1], Done)
-                    if last and self._desk.expose_nodes:
-                        data += b": skerry " + record.trace() + b"\n\n"
-                    await wire.event(head, data + END if last else data)
+                    if last:
+                        told = record.trace() if self._desk.expose_nodes else b""
+                        data += (b": skerry " + told + b"\n\n" if told else b"") + END
+                    await wire.event(head, data, last=last)
         finally:
-            beat.cancel()
-            await asyncio.wait({beat})
-        await wire.end()
+            await heartbeat.stop()
+
+    def _generation(
+        self, parsed: Parsed, affinity: str | None, record: Record
+    ) -> AsyncGenerator[Batch | Held, None]:
+        return self._desk.gateway.generate(
+            parsed.request, affinity=affinity, journal=record.journal
+        )
 
     def _stream_head(self, record: Record) -> Callable[[], list[tuple[bytes, bytes]]]:
         def head() -> list[tuple[bytes, bytes]]:
             return [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
+                (b"cache-control", b"no-cache, no-transform"),
                 (b"x-accel-buffering", b"no"),
                 *record.headers(expose_nodes=self._desk.expose_nodes),
             ]
 
         return head
 
-    async def _heartbeat(self, wire: Wire, head: Callable[[], list[tuple[bytes, bytes]]]) -> None:
-        while True:
-            quiet_s = wire.quiet_s()
-            if quiet_s >= self._desk.heartbeat_s:
-                await wire.event(head, b": waiting\n\n")
-                quiet_s = 0.0
-            await asyncio.sleep(self._desk.heartbeat_s - quiet_s)
-
     async def _whole(
         self, parsed: Parsed, affinity: str | None, wire: Wire, record: Record
     ) -> None:
         renderer = self._dialect.renderer(parsed)
-        generation = self._desk.gateway.generate(parsed.request, affinity=affinity)
-        async with aclosing(generation) as batches:
+        async with aclosing(self._generation(parsed, affinity, record)) as batches:
             async for batch in batches:
-                record.see(batch)
-                renderer.take(batch.events)
+                if not isinstance(batch, Held):
+                    record.see(batch)
+                    renderer.take(batch.events)
         assert record.done is not None, "a generation that ends without error ends in Done"
         headers = record.headers(expose_nodes=self._desk.expose_nodes)
         if self._desk.expose_nodes:
@@ -155,20 +177,22 @@ class Exchange:
         await wire.end()
 
     async def _refuse(self, error: RequestError, wire: Wire, record: Record) -> None:
+        form = self._dialect.errors
         if wire.started:
-            await wire.event(None, error_event(error))
+            await wire.event(None, form.event(error))
             return
         headers = record.headers(expose_nodes=self._desk.expose_nodes)
-        await wire.whole(error.http_status, error_body(error), [*headers, *refusal_headers(error)])
+        answer = [*headers, *refusal_headers(error)]
+        await wire.whole(form.status(error), form.body(error), answer)
 
 
 def refusal_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Retry-After in whole seconds, at least one; a caller over the limit is not kept."""
+    """Retry-After in whole seconds, at least one; a caller whose body was left is not kept."""
     headers: list[tuple[bytes, bytes]] = []
     if error.retry_after_s is not None:
         seconds = max(1, -int(-error.retry_after_s // 1))
         headers.append((b"retry-after", str(seconds).encode()))
-    if isinstance(error, BodyTooLarge):
+    if isinstance(error, CUTS_SHORT):
         headers.append((b"connection", b"close"))
     return headers
 
@@ -178,22 +202,9 @@ def _affinity(headers: dict[bytes, bytes]) -> str | None:
     return value[:_MAX_AFFINITY] or None
 
 
-async def _until_gone(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    """Run `work`, or cancel it and raise Cancelled when the caller leaves first."""
-    worker = asyncio.ensure_future(work)
-    listener = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({worker, listener}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        left = not worker.done()
-        worker.cancel()
-        listener.cancel()
-        await asyncio.wait({worker, listener})
-    if left:
-        raise Cancelled("the caller left")
-    worker.result()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _obeyed(headers: dict[bytes, bytes], parsed: Parsed) -> Parsed:
+    """`parsed` with what headers ask for in every dialect."""
+    if headers.get(b"x-skerry-reject-if-busy", b"").lower() not in (b"1", b"true"):
+        return parsed
+    request = msgspec.structs.replace(parsed.request, reject_if_busy=True)
+    return replace(parsed, request=request)

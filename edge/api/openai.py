@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -24,7 +24,8 @@ from core.types import (
 )
 from edge.api.body import decode, nearest
 from edge.api.openai_types import ChatBody, CompletionBody, ContentPart, MessageIn
-from edge.api.sampling import sampling, token_ids
+from edge.api.sampling import COMPLETION_MAX_TOKENS, sampling, token_ids
+from edge.api.tools import read_response_format, read_tools
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 _SEED_MASK = 2**64 - 1
@@ -33,18 +34,16 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in-memory", "in_memory"),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_options": (),
     "echo": (False,),
     "suffix": ("",),
 }
@@ -71,22 +70,41 @@ class Intake:
 
     def chat(self, raw: bytes, request_id: RequestId) -> Parsed:
         """Raises InvalidRequest, UnsupportedField, ModelNotFound."""
-        body = decode(ChatBody, raw)
+        return self.chat_of(decode(ChatBody, raw), request_id)
+
+    def chat_of(
+        self, body: ChatBody, request_id: RequestId, default_limit: int | None = None
+    ) -> Parsed:
+        """`default_limit`: tokens of an answer for which the caller named no limit; it gives way
+        where the context has less room. None: to the end of the turn."""
         _refuse_unsupported(body)
         if not body.messages:
             raise InvalidRequest("'messages' must hold at least one message.", param="messages")
-        messages = tuple(_message(one, f"messages[{i}]") for i, one in enumerate(body.messages))
+        messages = tuple(message_of(one, f"messages[{i}]") for i, one in enumerate(body.messages))
         limit = body.max_completion_tokens or body.max_tokens
-        return self._parsed(body, request_id, limit, messages=messages, prompt=None)
+        parsed = self._parsed(
+            body, request_id, limit, default_limit, messages=messages, prompt=None
+        )
+        return replace(parsed, request=_with_form(parsed.request, body))
 
     def completion(self, raw: bytes, request_id: RequestId) -> Parsed:
         """Raises InvalidRequest, UnsupportedField, ModelNotFound."""
-        body = decode(CompletionBody, raw)
+        return self.completion_of(decode(CompletionBody, raw), request_id, COMPLETION_MAX_TOKENS)
+
+    def completion_of(
+        self, body: CompletionBody, request_id: RequestId, default_limit: int
+    ) -> Parsed:
+        """As `chat_of`, for a raw prompt."""
         _refuse_unsupported(body)
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise _unsupported("best_of", "null or what 'n' is")
         return self._parsed(
-            body, request_id, body.max_tokens, messages=(), prompt=_prompt(body.prompt)
+            body,
+            request_id,
+            body.max_tokens,
+            default_limit,
+            messages=(),
+            prompt=_prompt(body.prompt),
         )
 
     def _parsed(
@@ -94,6 +112,7 @@ class Intake:
         body: ChatBody | CompletionBody,
         request_id: RequestId,
         limit: int | None,
+        default_limit: int | None,
         *,
         messages: tuple[Message, ...],
         prompt: str | tuple[int, ...] | None,
@@ -110,7 +129,7 @@ class Intake:
             model=self._model(body.model),
             messages=messages,
             prompt=prompt,
-            sampling=sampling(body, limit),
+            sampling=sampling(body, limit, default_limit),
             seed=seed,
             rendered_at=int(self.clock()),
             deadline_s=self.topology.limits.deadline_s,
@@ -128,6 +147,21 @@ class Intake:
         if canonical is None:
             raise unknown_model(self.topology, name)
         return canonical
+
+
+def _with_form(request: GenerateRequest, body: ChatBody) -> GenerateRequest:
+    """The request with the tools and the form of its answer. Raises InvalidRequest,
+    UnsupportedField."""
+    tooling = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    form = read_response_format(body.response_format)
+    return msgspec.structs.replace(
+        request,
+        tools=tooling.tools,
+        tool_choice=tooling.choice,
+        forced_tool=tooling.forced,
+        parallel_tool_calls=tooling.parallel,
+        response_format=form,
+    )
 
 
 def unknown_model(topology: Topology, name: str) -> ModelNotFound:
@@ -167,7 +201,8 @@ def _prompt(prompt: str | list[str | int | list[int]]) -> str | tuple[int, ...]:
     return first if isinstance(first, str) else token_ids(first, "prompt")
 
 
-def _message(given: MessageIn, at: str) -> Message:
+def message_of(given: MessageIn, at: str) -> Message:
+    """`at`: the field that it stands in, for refusals. Raises InvalidRequest, UnsupportedField."""
     for field in ("annotations", "audio", "function_call", "refusal"):
         if getattr(given, field):
             raise UnsupportedField(f"'{at}.{field}' is not supported yet.", param=f"{at}.{field}")
@@ -185,7 +220,7 @@ def _message(given: MessageIn, at: str) -> Message:
     if content is None and not calls:
         raise InvalidRequest(f"'{at}.content' is required.", param=f"{at}.content")
     return Message(
-        role="system" if given.role == "developer" else given.role,
+        role=given.role,
         content=content,
         name=given.name,
         tool_calls=tuple(
@@ -207,6 +242,8 @@ def _content(content: str | list[ContentPart] | None, at: str) -> str | None:
                 f"'{where}.type': {part.type[:40]!r} is not supported yet; only 'text' is.",
                 param=f"{where}.type",
             )
+        if part.prompt_cache_breakpoint is not None:
+            raise _unsupported(f"{where}.prompt_cache_breakpoint", "null")
         if part.text is None:
             raise InvalidRequest(f"'{where}.text' is required.", param=f"{where}.text")
         texts.append(part.text)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from core.errors import RequestError
-from core.events import Delta, Done, Finish, TokenLogprob
+from core.events import Delta, Done, Finish, TokenLogprob, ToolCallDelta
 from core.types import FinishReason, Usage
 from edge.api.logprobs import TextOffsets, chat_logprobs, text_logprobs
 from edge.api.openai_types import (
@@ -26,10 +26,14 @@ from edge.api.openai_types import (
     ChatDelta,
     ErrorAnswer,
     ErrorDetail,
+    FunctionOut,
+    FunctionPiece,
     MessageOut,
     PromptTokensDetails,
     TextAnswer,
     TextChoice,
+    ToolCallOut,
+    ToolCallPiece,
     UsageOut,
 )
 
@@ -62,6 +66,7 @@ class _Choice:
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: dict[int, ToolCallDelta] = field(default_factory=dict)
     reason: FinishReason | None = None
     offsets: TextOffsets = field(default_factory=TextOffsets)
 
@@ -94,6 +99,7 @@ class _Renderer:
                 choice = self._choices[event.choice]
                 choice.texts.append(event.text)
                 choice.logprobs.extend(event.logprobs)
+                join_calls(choice.calls, event.tool_calls)
             elif isinstance(event, Finish):
                 self._choices[event.choice].reason = event.reason
 
@@ -108,8 +114,11 @@ class ChatRenderer(_Renderer):
                 self._choices[event.choice] = _Choice()
                 parts.append(self._chunk(event.choice, ChatDelta(role="assistant", content="")))
             if isinstance(event, Delta):
-                if event.text or event.logprobs:
-                    delta = ChatDelta(content=event.text)
+                if event.text or event.logprobs or event.tool_calls:
+                    delta = ChatDelta(
+                        content=UNSET if event.tool_calls and not event.text else event.text,
+                        tool_calls=[*map(_call_piece, event.tool_calls)] or UNSET,
+                    )
                     parts.append(self._chunk(event.choice, delta, logprobs=event.logprobs))
             elif isinstance(event, Finish):
                 parts.append(self._chunk(event.choice, ChatDelta(), event.reason))
@@ -119,7 +128,7 @@ class ChatRenderer(_Renderer):
                     created=self._created,
                     model=self._model,
                     choices=[],
-                    usage=_usage(event.usage),
+                    usage=usage_out(event.usage),
                 )
                 parts.append(_event(last))
         return b"".join(parts)
@@ -131,7 +140,7 @@ class ChatRenderer(_Renderer):
                 created=self._created,
                 model=self._model,
                 choices=[self._whole(index, one) for index, one in sorted(self._choices.items())],
-                usage=_usage(usage),
+                usage=usage_out(usage),
             )
         )
 
@@ -139,7 +148,10 @@ class ChatRenderer(_Renderer):
         assert one.reason is not None, "the gateway lets no Done pass without every Finish"
         return ChatChoice(
             index=index,
-            message=MessageOut(content="".join(one.texts)),
+            message=MessageOut(
+                content="".join(one.texts) or (None if one.calls else ""),
+                tool_calls=[_call(call) for _, call in sorted(one.calls.items())] or UNSET,
+            ),
             logprobs=chat_logprobs(one.logprobs) if self._logprobs else None,
             finish_reason=one.reason,
         )
@@ -184,7 +196,7 @@ class TextRenderer(_Renderer):
                 parts.append(self._piece(event.choice, last, event.reason))
                 last = None
             elif self._include_usage:
-                parts.append(_event(self._answer([], _usage(event.usage))))
+                parts.append(_event(self._answer([], usage_out(event.usage))))
         if last is not None:
             parts.append(self._piece(last.choice, last, None))
         return b"".join(parts)
@@ -201,7 +213,7 @@ class TextRenderer(_Renderer):
 
     def whole(self, usage: Usage) -> bytes:
         choices = [self._whole(index, one) for index, one in sorted(self._choices.items())]
-        return _encode(self._answer(choices, _usage(usage)))
+        return _encode(self._answer(choices, usage_out(usage)))
 
     def _whole(self, index: int, one: _Choice) -> TextChoice:
         return TextChoice(
@@ -215,6 +227,35 @@ class TextRenderer(_Renderer):
         return TextAnswer(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
+
+
+def join_calls(calls: dict[int, ToolCallDelta], pieces: Iterable[ToolCallDelta]) -> None:
+    """Add pieces of calls to the calls so far, by index."""
+    for piece in pieces:
+        known = calls.get(piece.index)
+        if known is None:
+            calls[piece.index] = piece
+        else:
+            calls[piece.index] = msgspec.structs.replace(
+                known, arguments=known.arguments + piece.arguments
+            )
+
+
+def _call(call: ToolCallDelta) -> ToolCallOut:
+    return ToolCallOut(
+        id=call.id or "", function=FunctionOut(name=call.name or "", arguments=call.arguments)
+    )
+
+
+def _call_piece(piece: ToolCallDelta) -> ToolCallPiece:
+    return ToolCallPiece(
+        index=piece.index,
+        id=UNSET if piece.id is None else piece.id,
+        type=UNSET if piece.id is None else "function",
+        function=FunctionPiece(
+            name=UNSET if piece.name is None else piece.name, arguments=piece.arguments
+        ),
+    )
 
 
 def _ends(event: Shown, delta: Delta) -> bool:
@@ -239,7 +280,7 @@ def _event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
-def _usage(usage: Usage) -> UsageOut:
+def usage_out(usage: Usage) -> UsageOut:
     return UsageOut(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

@@ -95,6 +95,7 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
+    prompt_cache_breakpoint: Any = None
 
 
 class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,23 +111,69 @@ class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     function_call: Any = None
 
 
+class FunctionIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`parameters` is a JSON Schema; absent, the function takes none."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Only the type "function" is honoured."""
+
+    type: str
+    function: FunctionIn | None = None
+    custom: Any = None
+
+
+class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    function: FunctionName | None = None
+    custom: Any = None
+    allowed_tools: Any = None
+
+
+class JsonSchemaIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`strict` false is enforced like true."""
+
+    name: str
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormatIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of text, json_object, json_schema."""
+
+    type: str
+    json_schema: JsonSchemaIn | None = None
+
+
 class ChatBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[MessageIn]
     max_completion_tokens: _Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[ToolIn] | None = None
+    tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormatIn | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
 
 
 class CompletionBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,10 +196,24 @@ class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class FunctionOut(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionOut
+
+
 class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
+    """`content` is null when the answer is calls alone."""
+
     role: str = "assistant"
     content: str | None
     refusal: None = None
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,9 +252,24 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageOut
 
 
+class FunctionPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first of an index has id, type and name; those after it have arguments alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionPiece
+
+
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

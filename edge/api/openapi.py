@@ -20,6 +20,7 @@ from edge.api.openai_types import (
     TextAnswer,
 )
 from edge.api.status_page import StatusPage
+from edge.api.workers_ai_openapi import workers_ai_paths
 
 _BODIES = (ChatBody, CompletionBody)
 _ANSWERS = (ChatAnswer, ChatChunk, TextAnswer, ErrorAnswer, ModelList, ModelOut, StatusPage)
@@ -39,6 +40,7 @@ def document(version: str) -> bytes:
     _, schemas = msgspec.json.schema_components(
         [*_BODIES, *_ANSWERS], ref_template="#/components/schemas/{name}"
     )
+    paths, more = workers_ai_paths()
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -52,8 +54,9 @@ def document(version: str) -> bytes:
                 "/healthz": _text("200 while the process serves."),
                 "/readyz": _text("200 while at least one region can answer, else 503."),
                 "/metrics": _text("Prometheus text format."),
+                **paths,
             },
-            "components": {"schemas": schemas},
+            "components": {"schemas": {**schemas, **more}},
         }
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,6 @@ from litestar import HttpMethod, Request, Response, get, post, route
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, ExceptionHandlersMap
-from prometheus_client import CollectorRegistry
 
 from core import metrics
 from core.errors import (
@@ -22,10 +19,14 @@ from core.errors import (
     NotFound,
     RequestError,
 )
+from edge.api.error_form import ErrorForm, OpenAIErrors
 from edge.api.exchange import Desk, Dialect, Exchange, refusal_headers
 from edge.api.openai import Intake, Parsed
-from edge.api.openai_render import ChatRenderer, Renderer, TextRenderer, error_body
+from edge.api.openai_render import ChatRenderer, Renderer, TextRenderer
 from edge.api.status_page import Outlook
+from edge.api.workers_ai_errors import CLOUDFLARE, CloudflareErrors
+from edge.crew.chorus import Chorus
+from edge.tenants.door import Door
 
 _Request = Request[Any, Any, Any]  # user, auth and state of the framework: none is used
 _JSON = "application/json"
@@ -39,11 +40,10 @@ class Pages:
     """What the pages show. `openapi` is the finished document."""
 
     outlook: Outlook
-    registry: CollectorRegistry
+    door: Door
+    chorus: Chorus
     openapi: bytes
     version: str
-    started: float
-    clock: Callable[[], float] = time.monotonic
 
     def handlers(self) -> list[HTTPRouteHandler]:
         """The routes that answer from what the edge knows."""
@@ -60,33 +60,39 @@ class Pages:
 
         @get("/status")
         async def status() -> Response[bytes]:
-            uptime_s = self.clock() - self.started
-            return _json(self.outlook.status(version=self.version, uptime_s=uptime_s))
+            workers = await self.chorus.workers()
+            return _json(
+                self.outlook.status(
+                    version=self.version, uptime_s=self.chorus.uptime_s, workers=workers
+                )
+            )
 
         @get("/metrics")
         async def scrape() -> Response[bytes]:
-            return Response(metrics.render(self.registry), media_type=metrics.CONTENT_TYPE)
+            return Response(await self.chorus.metrics(), media_type=metrics.CONTENT_TYPE)
 
         @get("/openapi.json")
         async def openapi() -> Response[bytes]:
             return Response(self.openapi, media_type=_JSON)
 
         @get("/v1/models")
-        async def models() -> Response[bytes]:
-            return _json(self.outlook.models())
+        async def models(request: _Request) -> Response[bytes]:
+            caller = self.door.authenticate(dict(request.scope["headers"]))
+            return _json(self.outlook.models(caller))
 
         @get("/v1/models/{model:path}")
         async def model(request: _Request) -> Response[bytes]:
+            caller = self.door.authenticate(dict(request.scope["headers"]))
             name = str(request.path_params["model"]).removeprefix("/")
-            return _json(self.outlook.model(name))
+            return _json(self.outlook.model(name, caller))
 
         return [healthz, readyz, status, scrape, openapi, models, model]
 
 
 def generation_handlers(desk: Desk, intake: Intake) -> list[HTTPRouteHandler]:
     """The routes that generate, in OpenAI's dialect."""
-    chat = Dialect("chat", intake.chat, _chat_renderer)
-    text = Dialect("completions", intake.completion, _text_renderer)
+    chat = Dialect("chat", intake.chat, chat_renderer, OpenAIErrors())
+    text = Dialect("completions", intake.completion, text_renderer, OpenAIErrors())
 
     @post("/v1/chat/completions")
     async def chat_completions() -> ASGIApp:
@@ -100,15 +106,20 @@ def generation_handlers(desk: Desk, intake: Intake) -> list[HTTPRouteHandler]:
 
 
 def exception_handlers() -> ExceptionHandlersMap:
-    """Ours and the framework's errors, both in OpenAI's form."""
+    """Ours and the framework's errors, both in the form of the API that was asked."""
     return {RequestError: _refuse, HTTPException: _refuse_http}
 
 
-def _refuse(_: _Request, error: RequestError) -> Response[bytes]:
+def _refuse(request: _Request, error: RequestError) -> Response[bytes]:
+    form = _form(request.scope["path"])
     headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
     return Response(
-        error_body(error), media_type=_JSON, status_code=error.http_status, headers=headers
+        form.body(error), media_type=_JSON, status_code=form.status(error), headers=headers
     )
+
+
+def _form(path: str) -> ErrorForm:
+    return CloudflareErrors() if path.startswith(CLOUDFLARE) else OpenAIErrors()
 
 
 def _refuse_http(request: _Request, error: HTTPException) -> Response[bytes]:
@@ -131,7 +142,7 @@ def _json(page: msgspec.Struct) -> Response[bytes]:
     return Response(msgspec.json.encode(page), media_type=_JSON)
 
 
-def _chat_renderer(parsed: Parsed) -> Renderer:
+def chat_renderer(parsed: Parsed) -> Renderer:
     return ChatRenderer(
         request_id=parsed.request.id,
         model=parsed.asked_model,
@@ -141,7 +152,7 @@ def _chat_renderer(parsed: Parsed) -> Renderer:
     )
 
 
-def _text_renderer(parsed: Parsed) -> Renderer:
+def text_renderer(parsed: Parsed) -> Renderer:
     return TextRenderer(
         request_id=parsed.request.id,
         model=parsed.asked_model,

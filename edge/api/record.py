@@ -12,6 +12,9 @@ from core.events import Done
 from core.metrics import EdgeMetrics
 from core.types import GenerateRequest, RequestId, Timings
 from edge.gateway import Batch, Place
+from edge.journal import Journal
+from edge.tenants.budget import Tab
+from edge.tenants.door import Caller
 
 _log = logging.getLogger("skerry.request")
 
@@ -39,20 +42,30 @@ class Record:
         self._edge = edge
         self._dialect = dialect
         self.request_id = RequestId(secrets.token_hex(12))
+        self.journal = Journal(self.request_id, dialect)
         self._began = time.monotonic()
         self._first_s: float | None = None
         self._place: Place | None = None
         self.request: GenerateRequest | None = None
         """None until the body is parsed."""
+        self.caller: Caller | None = None
+        """None until the door knows who it is."""
+        self.tab: Tab | None = None
+        """None until the request is let in."""
         self.done: Done | None = None
 
     def see(self, batch: Batch) -> None:
-        """Take note of what came."""
+        """Take note of what came, before it goes out. Raises InternalError where the usage of a
+        whole answer cannot be written down."""
         if self._first_s is None:
             self._first_s = time.monotonic() - self._began
         self._place = batch.place
+        if self.tab is not None:
+            self.tab.see(batch)
         if isinstance(batch.events[-1], Done):
             self.done = batch.events[-1]
+            if self.tab is not None:
+                self.tab.finish(self.done)
 
     def headers(self, *, expose_nodes: bool) -> list[tuple[bytes, bytes]]:
         """The answer's headers as far as they are known now."""
@@ -65,6 +78,8 @@ class Record:
                 headers.append((b"x-skerry-prefill", place.prefill.encode()))
             if expose_nodes and place.decode is not None:
                 headers.append((b"x-skerry-decode", place.decode.encode()))
+        if self.tab is not None:
+            headers += self.tab.headers()
         headers.append((b"server-timing", self._server_timing().encode()))
         return headers
 
@@ -90,6 +105,7 @@ class Record:
 
     def close(self, outcome: str, metrics: EdgeMetrics) -> None:
         """Count the request and write its one log line."""
+        self.journal.close(outcome)
         total_s = time.monotonic() - self._began
         metrics.requests.labels(self._dialect, outcome).inc()
         region = self._place.region if self._place else "-"
@@ -107,10 +123,12 @@ class Record:
             metrics.cached_tokens.labels(model).inc(cached)
             metrics.completion_tokens.labels(model).inc(completion)
         _log.info(
-            "answered id=%s dialect=%s outcome=%s model=%s region=%s route=%s"
+            "answered id=%s dialect=%s tenant=%s key=%s outcome=%s model=%s region=%s route=%s"
             " prompt=%d cached=%d completion=%d first_ms=%d ms=%d",
             self.request_id,
             self._dialect,
+            self.caller.name if self.caller else "-",
+            self.caller.key_id if self.caller else "-",
             outcome,
             model,
             region,
@@ -123,7 +141,9 @@ class Record:
         )
 
     def _server_timing(self) -> str:
-        spans: list[tuple[str, float]] = []
+        spans: list[tuple[str, float]] = [("admit", self.journal.admitted_s)]
+        if self.journal.held_s:
+            spans.append(("hold", self.journal.held_s))
         if self._first_s is not None:
             spans.append(("first", self._first_s))
         if self.done is not None:

@@ -21,11 +21,13 @@ _KEY = re.compile("(?:0|[1-9][0-9]{0,9})")
 """An id as JSON text, in one spelling, so that no id can come twice."""
 
 
-def sampling(body: ChatBody | CompletionBody, limit: int | None) -> Sampling:
-    """`limit`: the caller's, in tokens. Raises InvalidRequest."""
-    yields = limit is None and isinstance(body, CompletionBody)
+def sampling(
+    body: ChatBody | CompletionBody, limit: int | None, default: int | None = None
+) -> Sampling:
+    """`limit`: the caller's, in tokens; `default`: where there is none. Raises InvalidRequest."""
+    yields = limit is None and default is not None
     if yields:
-        limit = COMPLETION_MAX_TOKENS
+        limit = default
     least = body.min_tokens or 0
     if limit is not None and least > limit:
         raise InvalidRequest(

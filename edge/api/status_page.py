@@ -10,7 +10,9 @@ from core.types import ModelName
 from edge.admission import Admission
 from edge.api.openai import unknown_model
 from edge.api.openai_types import ModelList, ModelOut
+from edge.crew.chorus import WorkerPage
 from edge.routing.regions import Regions
+from edge.tenants.door import Caller
 
 
 class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,9 @@ class StatusPage(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     draining: bool
     in_flight: int
+    held: int
+    """Waiting here while every region is busy."""
+    workers: list[WorkerPage]
     models: list[ModelOut]
     regions: list[RegionPage]
 
@@ -58,24 +63,29 @@ class Outlook:
             for region in self._regions.view()
         )
 
-    def models(self) -> ModelList:
-        return ModelList(data=[self._model(ModelName(name)) for name in self._topology.models])
+    def models(self, caller: Caller | None = None) -> ModelList:
+        """All, or those that `caller` may ask."""
+        names = [ModelName(name) for name in self._topology.models]
+        asked = [name for name in names if caller is None or caller.may_ask(name)]
+        return ModelList(data=[self._model(name) for name in asked])
 
-    def model(self, name: str) -> ModelOut:
+    def model(self, name: str, caller: Caller) -> ModelOut:
         """By name or alias; the answer carries the name that was asked for."""
         canonical = self._topology.canonical_model(name)
-        if canonical is None:
+        if canonical is None or not caller.may_ask(canonical):
             raise unknown_model(self._topology, name)
         return msgspec.structs.replace(self._model(canonical), id=name)
 
-    def status(self, *, version: str, uptime_s: float) -> StatusPage:
+    def status(self, *, version: str, uptime_s: float, workers: list[WorkerPage]) -> StatusPage:
         return StatusPage(
             edge=self._edge.name,
             place=self._edge.place,
             version=version,
             uptime_s=uptime_s,
             draining=self._admission.draining,
-            in_flight=self._admission.in_flight,
+            in_flight=sum(worker.in_flight for worker in workers),
+            held=sum(worker.held for worker in workers),
+            workers=workers,
             models=self.models().data,
             regions=[
                 RegionPage(

@@ -1,20 +1,16 @@
 """An edge's own judgement of a region, beside what the region says of itself. Pure, time passed in.
 
-**Breaker**: after three attempts in a row that failed for the region's own sake it is used last,
-for one second, then twice as long after each further failure, at most ten; one success forgets it
-all. **Slow start**: a region that comes back bears a growing part of its fair load over ten
-seconds, because its caches are empty and all edges see it come back at once. **Flapping**: a
-region that is lost again within a minute of its last loss must be heard for a while before it is
-trusted, each time for longer. A long prefill is no sign of ill health: only failed attempts, cut
-streams and silence are.
+Failed attempts are `breaker`'s. **Slow start**: a region that comes back bears a growing part of
+its fair load over ten seconds, because its caches are empty and all edges see it come back at
+once. **Flapping**: a region that is lost again within a minute of its last loss must be heard for a
+while before it is trusted, each time for longer. A long prefill is no sign of ill health: only
+failed attempts, cut streams and silence are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FAILURES = 3
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 RAMP_S = 10.0
 RAMP_FIRST = 0.1
 """Share of its fair load that a region bears at once when it comes back."""
@@ -24,25 +20,6 @@ TRUST_S, LONGEST_TRUST_S = 1.0, 8.0
 FADE_S = 1.0
 TRIP_WINDOW = 12
 """Measured round trips of which the least counts."""
-
-
-@dataclass(slots=True)
-class Breaker:
-    failures: int = 0
-    pause_s: float = FIRST_PAUSE_S
-    open_until: float = float("-inf")
-
-    def failed(self, now: float) -> None:
-        self.failures += 1
-        if self.failures >= FAILURES and now >= self.open_until:
-            self.open_until = now + self.pause_s
-            self.pause_s = min(self.pause_s * 2, LONGEST_PAUSE_S)
-
-    def succeeded(self) -> None:
-        self.failures, self.pause_s, self.open_until = 0, FIRST_PAUSE_S, float("-inf")
-
-    def open(self, now: float) -> bool:
-        return bool(now < self.open_until)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ it, even when all its regions are dead. Then, in order of precedence:
    nearly always the nearest, and never all edges' short prompts at one place.
 3. Otherwise the candidates are the two nearest regions, the first two of the prompt key's ring
    walk and the two whose cache digests hold most of the prompt. Of those within the load bound
-   the cheapest: round trip + wait + what it would have to read, which weighs more (`READ_WEIGHT`).
+   the cheapest: round trip + wait + what it would have to read, which weighs more (`weights`).
    If none is within the bound, the first region of the walk that is.
 
 **Load bound**: max(ratio × mean, mean + margin) seconds of work, where work is what a region
@@ -23,32 +23,19 @@ fail-over order: the walk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
 
 from core.config import Routing
 from core.errors import RegionUnavailable
-from core.status import ModelStatus, RegionStatus
 from core.types import ModelName, RegionName
+from edge.routing.view import RegionView
+from edge.routing.weights import WEIGHTS, Weights
 
 NEAREST, FIRST_OF_WALK, FULLEST = 2, 2, 2
-UNMEASURED_TOKENS_PER_S = 1000.0
 BYTES_PER_TOKEN = 4.0
 """Until answers have told the true figure of a model."""
 SAME_S = 1e-9
-READ_WEIGHT = 5.0
-"""A second of reading costs more than a second of waiting: the prompts behind wait for it too, and
-its blocks push others out of the cache. Judged by the simulator: with 1 a request runs away from a
-short queue at the place that holds its prefix, and everybody's time to the first token grows."""
-HOME_SLACK = 0.1
-"""Of the time that its reading takes: what a prompt that nobody holds may lose on the way home."""
-HOME_WAIT = 0.01
-"""The same, by waiting there: otherwise cold prompts are what evens out the load."""
-HOMING_S = 0.1
-"""The mean cost to a request of bringing a hot prefix home that lives elsewhere."""
-HOMING_BACK_S = 1.0
-"""The same, of any prefix, while its home gathers again what it lost."""
 _FLOOR_S = 0.005
 """Added to distances before short prompts are drawn: no region is infinitely near."""
 
@@ -72,81 +59,30 @@ class Reason(StrEnum):
     """An earlier candidate failed before the first delta."""
 
 
-class Cache(Protocol):
-    """What an edge believes a region to hold."""
+class Standing(StrEnum):
+    """What a region was in one choice, for whoever asks why."""
 
-    def overlap(self, ids: Sequence[bytes], now: float) -> int: ...
+    TAKEN = "taken"
+    WEIGHED = "weighed"
+    """Compared with the one that was taken."""
+    NOT_DRAWN = "not_drawn"
+    """A short prompt weighs two samples; this was none of them."""
+    NOT_A_CANDIDATE = "not_a_candidate"
+    """Neither near, nor early in the walk, nor known to hold the prompt."""
+    FULL = "full"
+    """Above the load bound."""
+    SUSPECT = "suspect"
+    """Its status is stale or its stream is cut: it comes last."""
+    FAILING = "failing"
+    """Attempts there failed lately: it comes last."""
+    DRAINING = "draining"
+    NO_MODEL = "no_model"
+    FORBIDDEN = "forbidden"
+    """Outside the residency set."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionView:
-    """A region as an edge sees it at one moment.
-
-    `status` None: never heard of. `age_s` is the time since its last frame. `fresh`: connected and
-    heard of within `core.status.STALE_S`. `broken`: attempts there failed lately. `sent_s`: work
-    that this edge sent and the status cannot show yet, less what it knows to be done. `ramp`:
-    share of its fair load that it should bear now; `returned`: it came back lately. `at`: the
-    edge's clock at that moment.
-    """
-
-    name: RegionName
-    round_trip_s: float
-    configured: frozenset[ModelName]
-    """The models that the topology gives it."""
-    fresh: bool = False
-    age_s: float | None = None
-    status: RegionStatus | None = None
-    cache: Cache | None = None
-    broken: bool = False
-    sent_s: float = 0.0
-    ramp: float = 1.0
-    returned: bool = False
-    weight: int = 100
-    at: float = 0.0
-
-    @property
-    def work_s(self) -> float:
-        return self.wait_s + (self.status.decode_work_s if self.status else 0.0)
-
-    @property
-    def wait_s(self) -> float:
-        """Before a prompt that comes now is begun: the prompts that are in front of it."""
-        if self.status is None:
-            return max(0.0, self.sent_s)
-        # A region whose readers are busy counts their backlog into its queue's time as well.
-        published = max(self.status.prefill_work_s, self.status.queue_s)
-        return max(0.0, published + self.sent_s)
-
-    @property
-    def distance_s(self) -> float:
-        """What a request waits before a region begins with it."""
-        return self.round_trip_s + self.wait_s
-
-    @property
-    def usable(self) -> bool:
-        """In its full rights; others come last."""
-        return self.fresh and not self.broken
-
-    def serves(self, model: ModelName) -> bool:
-        """As far as we know: a fresh status is believed, else the topology."""
-        if self.fresh and self.status is not None:
-            return self._model(model) is not None
-        return model in self.configured
-
-    def reads_per_s(self, model: ModelName) -> float:
-        """Prompt tokens a second."""
-        known = self._model(model)
-        rate = known.prefill_tokens_per_s if known else 0.0
-        return rate if rate > 0 else UNMEASURED_TOKENS_PER_S
-
-    @property
-    def draining(self) -> bool:
-        return self.fresh and self.status is not None and self.status.draining
-
-    def _model(self, name: ModelName) -> ModelStatus | None:
-        if self.status is None:
-            return None
-        return next((one for one in self.status.models if one.name == name), None)
+_OUT = frozenset({Standing.DRAINING, Standing.NO_MODEL, Standing.FORBIDDEN})
+_LAST = frozenset({Standing.SUSPECT, Standing.FAILING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +108,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A region as it was weighed for one request: all times in seconds."""
+    """A region as it was weighed for one request: all times in seconds. One that is out of the
+    question (draining, without the model, forbidden) was not asked what it holds."""
 
     region: RegionName
+    standing: Standing
     round_trip_s: float
     wait_s: float
     read_s: float
@@ -182,94 +120,169 @@ class Option:
     held_tokens: float
     work_s: float
     within_bound: bool
+    cost_s: float
+    """What is compared: as `total_s`, but reading weighs more."""
 
     @property
     def total_s(self) -> float:
         """The predicted time to the first token."""
         return self.round_trip_s + self.wait_s + self.read_s
 
-    @property
-    def cost_s(self) -> float:
-        """What is compared."""
-        return self.round_trip_s + self.wait_s + READ_WEIGHT * self.read_s
+
+_Pair = tuple[RegionView, Option]
 
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """`candidates` in the order to try; `reason` is that of the first. `options`: what was
-    weighed, for whoever asks why; empty where nothing had to be."""
+    """`candidates` in the order to try; `reason` is that of the first. `options`: every region of
+    the walk and what it was in this choice, for whoever asks why; `bound_s`: the load bound."""
 
     candidates: tuple[RegionName, ...]
     reason: Reason
     options: tuple[Option, ...] = field(default=(), compare=False)
+    bound_s: float = field(default=0.0, compare=False)
+
+    def of(self, region: RegionName) -> Option | None:
+        return next((one for one in self.options if one.region == region), None)
 
     def work_s(self, region: RegionName) -> float:
-        """Seconds of reading that the request brings to `region`, as far as it was weighed."""
-        return next((one.read_s for one in self.options if one.region == region), 0.0)
+        """Seconds of reading that the request brings to `region`."""
+        option = self.of(region)
+        return option.read_s if option else 0.0
 
 
-def choose(view: Iterable[RegionView], asked: Asked, policy: Routing) -> RouteDecision:
+def choose(
+    view: Iterable[RegionView], asked: Asked, policy: Routing, weights: Weights = WEIGHTS
+) -> RouteDecision:
     """Raises RegionUnavailable when no region can be asked at all."""
     known = {region.name: region for region in view}
-    walk = [
-        known[name]
-        for name in asked.walk
-        if name in known and (asked.allowed is None or name in asked.allowed)
-    ]
-    possible = [region for region in walk if region.serves(asked.model) and not region.draining]
-    if not possible:
+    walk = [known[name] for name in asked.walk if name in known]
+    stands = [(region, _standing(region, asked)) for region in walk]
+    usable = [region for region, standing in stands if standing is Standing.WEIGHED]
+    bound = load_bound_s([region.work_s for region in usable], policy)
+    options = [_option(region, standing, asked, bound, weights) for region, standing in stands]
+    first = [option for option in options if option.standing is Standing.WEIGHED]
+    last = [option for option in options if option.standing in _LAST]
+    if not first and not last:
         where = "" if asked.allowed is None else " where this request may go"
         raise RegionUnavailable(
             f"no region serves {asked.model}{where} at the moment", retry_after_s=1.0
         )
-    usable = [region for region in possible if region.usable]
-    last = [region for region in possible if not region.usable]
-    home = next(region for region in walk if asked.model in region.configured or region in possible)
-
-    if not usable:
-        spilled = Reason.AFFINITY_SPILL if asked.by_affinity else Reason.PREFIX_SPILL
-        at_home = Reason.AFFINITY if asked.by_affinity else Reason.PREFIX_HOME
-        return _decision(last, at_home if last[0] is home else spilled)
-    if asked.by_affinity:
-        first = _within_bound(usable, policy)
-        reason = Reason.AFFINITY if first is home else Reason.AFFINITY_SPILL
-        return _decision([*_first(first, usable), *last], reason)
-    if asked.text_bytes < policy.short_prompt_bytes:
-        return _decision([*_short(usable, asked), *last], Reason.NEAREST_SHORT)
-    return _fastest(usable, last, home, asked, policy)
+    home = next(
+        region
+        for region, standing in stands
+        if standing is not Standing.FORBIDDEN
+        and (standing not in _OUT or asked.model in region.configured)
+    )
+    if not first or asked.by_affinity:
+        chosen = _by_walk(first or last, home, asked)
+    elif asked.text_bytes < policy.short_prompt_bytes:
+        chosen = _by_samples(first, usable, asked)
+    else:
+        chosen = _by_cost(first, home, asked, weights)
+    order = chosen.order if not first else (*chosen.order, *last)
+    return RouteDecision(
+        tuple(option.region for option in order),
+        chosen.reason,
+        tuple(_told(option, chosen) for option in options),
+        bound,
+    )
 
 
 def load_bound_s(work_s: Sequence[float], policy: Routing) -> float:
     """Seconds of work above which a region takes no more by its place on the ring."""
-    mean = sum(work_s) / len(work_s)
+    mean = sum(work_s) / len(work_s) if work_s else 0.0
     return max(policy.load_ratio * mean, mean + policy.load_margin_s)
 
 
-def _fastest(
-    usable: Sequence[RegionView],
-    last: Sequence[RegionView],
-    home: RegionView,
-    asked: Asked,
-    policy: Routing,
-) -> RouteDecision:
-    bound = load_bound_s([region.work_s for region in usable], policy)
-    options = [_option(region, asked, bound) for region in usable]
-    candidates = _candidates(options)
+def _standing(region: RegionView, asked: Asked) -> Standing:
+    """Before anything is weighed."""
+    if asked.allowed is not None and region.name not in asked.allowed:
+        return Standing.FORBIDDEN
+    if region.draining:
+        return Standing.DRAINING
+    if not region.serves(asked.model):
+        return Standing.NO_MODEL
+    if not region.fresh:
+        return Standing.SUSPECT
+    return Standing.FAILING if region.broken else Standing.WEIGHED
+
+
+def _option(
+    region: RegionView, standing: Standing, asked: Asked, bound: float, weights: Weights
+) -> Option:
+    asks = region.cache is not None and standing not in _OUT and asked.ids
+    blocks = region.cache.overlap(asked.ids, region.at) if asks and region.cache else 0
+    held = asked.ends[blocks - 1] if blocks else 0
+    work, wait_s, trip_s = region.work_s, region.wait_s, region.round_trip_s
+    unread = (asked.text_bytes - held) / asked.bytes_per_token
+    read_s = unread / region.reads_per_s(asked.model)
+    return Option(
+        region=region.name,
+        standing=standing,
+        round_trip_s=trip_s,
+        wait_s=wait_s,
+        read_s=read_s,
+        held_tokens=held / asked.bytes_per_token,
+        work_s=work,
+        within_bound=work <= bound * region.ramp,
+        cost_s=trip_s + wait_s + weights.read * read_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """`order`: what to try, the taken one first. `others`: what the not weighed ones were."""
+
+    order: tuple[Option, ...]
+    reason: Reason
+    weighed: tuple[Option, ...] = ()
+    others: Standing = Standing.NOT_A_CANDIDATE
+
+
+def _told(option: Option, chosen: _Chosen) -> Option:
+    """With what it turned out to be."""
+    if option is chosen.order[0]:
+        return replace(option, standing=Standing.TAKEN)
+    if option.standing is not Standing.WEIGHED:
+        return option
+    if chosen.others is not Standing.NOT_DRAWN and not option.within_bound:
+        return replace(option, standing=Standing.FULL)
+    weighed = any(option is one for one in chosen.weighed)
+    return option if weighed else replace(option, standing=chosen.others)
+
+
+def _by_walk(possible: Sequence[Option], home: RegionView, asked: Asked) -> _Chosen:
+    """The first within the bound: for an affinity id, or when nobody is in his full rights."""
+    usable = possible[0].standing is Standing.WEIGHED
+    taken = possible[0]
+    if usable:
+        taken = next((option for option in possible if option.within_bound), taken)
+    at_home = taken.region == home.name
+    if asked.by_affinity:
+        reason = Reason.AFFINITY if at_home else Reason.AFFINITY_SPILL
+    else:
+        reason = Reason.PREFIX_HOME if at_home else Reason.PREFIX_SPILL
+    return _Chosen(_first(taken, possible), reason)
+
+
+def _by_cost(usable: Sequence[Option], home: RegionView, asked: Asked, weights: Weights) -> _Chosen:
+    candidates = _candidates(usable)
     within = [option for option in candidates if option.within_bound]
     if within:
         least = min(option.cost_s for option in within)
         best = next(option for option in within if option.cost_s <= least + SAME_S)
         at_home = next((option for option in within if option.region == home.name), best)
-        if _goes_home(best, at_home, home, asked):
+        if _goes_home(best, at_home, home, asked, weights):
             best = at_home
     else:
-        best = next((option for option in options if option.within_bound), options[0])
-    by_name = {region.name: region for region in usable}
-    ordered = [*_first(by_name[best.region], usable), *last]
-    return _decision(ordered, _reason(best, options, home), candidates)
+        best = next((option for option in usable if option.within_bound), usable[0])
+    return _Chosen(_first(best, usable), _reason(best, usable, home), tuple(candidates))
 
 
-def _goes_home(best: Option, at_home: Option, home: RegionView, asked: Asked) -> bool:
+def _goes_home(
+    best: Option, at_home: Option, home: RegionView, asked: Asked, weights: Weights
+) -> bool:
     """Whether the key's home is taken although `best` is faster.
 
     A prompt of which `best` holds no more than home does goes home if that is only a little
@@ -280,9 +293,9 @@ def _goes_home(best: Option, at_home: Option, home: RegionView, asked: Asked) ->
     """
     extra = at_home.cost_s - best.cost_s
     if best.held_tokens <= at_home.held_tokens:
-        idle = at_home.wait_s - best.wait_s <= HOME_WAIT * at_home.read_s
-        return idle and extra <= HOME_SLACK * at_home.read_s
-    most = HOMING_BACK_S if home.returned else HOMING_S if asked.hot else 0.0
+        idle = at_home.wait_s - best.wait_s <= weights.home_wait * at_home.read_s
+        return idle and extra <= weights.home_slack * at_home.read_s
+    most = weights.homing_back_s if home.returned else weights.homing_s if asked.hot else 0.0
     return asked.draws[0] * extra < most
 
 
@@ -297,21 +310,6 @@ def _candidates(walk: Sequence[Option]) -> list[Option]:
     return [option for option in walk if option.region in taken]
 
 
-def _option(region: RegionView, asked: Asked, bound: float) -> Option:
-    blocks = region.cache.overlap(asked.ids, region.at) if region.cache and asked.ids else 0
-    held = asked.ends[blocks - 1] if blocks else 0
-    work = region.work_s
-    return Option(
-        region=region.name,
-        round_trip_s=region.round_trip_s,
-        wait_s=region.wait_s,
-        read_s=(asked.text_bytes - held) / asked.bytes_per_token / region.reads_per_s(asked.model),
-        held_tokens=held / asked.bytes_per_token,
-        work_s=work,
-        within_bound=work <= bound * region.ramp,
-    )
-
-
 def _reason(best: Option, options: Sequence[Option], home: RegionView) -> Reason:
     if best.region == home.name:
         return Reason.PREFIX_HOME
@@ -321,45 +319,36 @@ def _reason(best: Option, options: Sequence[Option], home: RegionView) -> Reason
     return Reason.PREFIX_HELD if best.held_tokens > at_home.held_tokens else Reason.FASTEST
 
 
-def _short(usable: Sequence[RegionView], asked: Asked) -> list[RegionView]:
+def _by_samples(usable: Sequence[Option], views: Sequence[RegionView], asked: Asked) -> _Chosen:
     """The faster of two drawn ones first, then the others by distance.
 
     What has to be read counts as well: a status that still shows the work of a prompt that was
     read a moment ago must not send its next turn to where nobody knows it.
     """
-    near = sorted(usable, key=lambda region: region.distance_s)
+    near = sorted(zip(views, usable, strict=True), key=lambda pair: pair[0].distance_s)
     one = _drawn(near, asked.draws[0])
-    other = _drawn([region for region in near if region is not one] or near, asked.draws[1])
+    other = _drawn([pair for pair in near if pair is not one] or near, asked.draws[1])
+    taken = min(one[1], other[1], key=lambda option: (option.total_s, option.work_s))
+    return _Chosen(
+        _first(taken, [option for _, option in near]),
+        Reason.NEAREST_SHORT,
+        (one[1], other[1]),
+        Standing.NOT_DRAWN,
+    )
 
-    def cost(region: RegionView) -> tuple[float, float]:
-        return _option(region, asked, bound=region.work_s).total_s, region.work_s
 
-    return _first(min(one, other, key=cost), near)
-
-
-def _drawn(regions: Sequence[RegionView], draw: float) -> RegionView:
+def _drawn(near: Sequence[_Pair], draw: float) -> _Pair:
     """By weight ÷ distance²: a region ten times as far is drawn a hundred times less."""
     weights = [
-        region.weight * region.ramp / (region.distance_s + _FLOOR_S) ** 2 for region in regions
+        region.weight * region.ramp / (region.distance_s + _FLOOR_S) ** 2 for region, _ in near
     ]
     left = draw * sum(weights)
-    for region, weight in zip(regions, weights, strict=True):
+    for pair, weight in zip(near, weights, strict=True):
         left -= weight
         if left < 0:
-            return region
-    return regions[-1]
+            return pair
+    return near[-1]
 
 
-def _within_bound(usable: Sequence[RegionView], policy: Routing) -> RegionView:
-    bound = load_bound_s([region.work_s for region in usable], policy)
-    return next((region for region in usable if region.work_s <= bound * region.ramp), usable[0])
-
-
-def _first(one: RegionView, all_of_them: Sequence[RegionView]) -> list[RegionView]:
-    return [one, *(region for region in all_of_them if region is not one)]
-
-
-def _decision(
-    regions: Sequence[RegionView], reason: Reason, options: Sequence[Option] = ()
-) -> RouteDecision:
-    return RouteDecision(tuple(region.name for region in regions), reason, tuple(options))
+def _first(one: Option, all_of_them: Sequence[Option]) -> tuple[Option, ...]:
+    return (one, *(option for option in all_of_them if option is not one))

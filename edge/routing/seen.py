@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from core.status import STALE_S, RegionStatus
 from core.types import ModelName, RegionName
+from edge.routing.breaker import Breaker
 from edge.routing.cache import Digest, RegionCache
-from edge.routing.health import Breaker, Outgoing, Recovery, RoundTrip
-from edge.routing.placement import RegionView
+from edge.routing.health import Outgoing, Recovery, RoundTrip
+from edge.routing.view import RegionView
+from edge.routing.weights import WEIGHTS, Weights
 
 
 class Heard:
@@ -47,6 +49,7 @@ class SeenRegion:
         configured: frozenset[ModelName],
         weight: int,
         heard: Heard,
+        weights: Weights = WEIGHTS,
     ) -> None:
         self.name = name
         self.heard = heard
@@ -54,6 +57,7 @@ class SeenRegion:
         self.breaker = Breaker()
         self.outgoing = Outgoing()
         self.trip = RoundTrip(trip_s)
+        self._drain = weights.drain
         self._done_s = 0.0
         self._done_at = 0.0
         self._configured = configured
@@ -62,6 +66,7 @@ class SeenRegion:
     def sent(self, ids: Sequence[bytes], work_s: float, now: float) -> None:
         """A request goes there that its status cannot show yet."""
         self.outgoing.add(work_s, now)
+        self.breaker.sent(now)
         self.cache.sent(ids, now)
 
     def read(self, work_s: float, sent_at: float, now: float) -> None:
@@ -79,7 +84,11 @@ class SeenRegion:
         here = heard.connected and age is not None and age < stale_s
         if not here:
             heard.recovery.lost(now)
-        done_s = self._done_s if self._done_at == heard.at else 0.0
+        # The frame was half a round trip old when it came. Own prompts that are known to have
+        # been read since are a part of what was worked off, and may be more than the estimate.
+        drained_s = self._drain * ((age or 0.0) + self.trip.seconds / 2)
+        if self._done_at == heard.at:
+            drained_s = max(drained_s, self._done_s)
         return RegionView(
             name=self.name,
             round_trip_s=self.trip.seconds,
@@ -89,7 +98,8 @@ class SeenRegion:
             status=heard.status,
             cache=self.cache,
             broken=self.breaker.open(now),
-            sent_s=self.outgoing.left(now) - done_s,
+            sent_s=self.outgoing.left(now),
+            drained_s=drained_s,
             ramp=heard.recovery.ramp(now),
             returned=heard.recovery.returned(now),
             weight=self._weight,

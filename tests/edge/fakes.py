@@ -29,7 +29,9 @@ from core.types import (
     Usage,
 )
 from edge.admission import Admission
-from edge.app import Server, open_edge
+from edge.app import open_edge
+from edge.listener import guarding
+from edge.serving import Server
 
 SECRET = "a-region-secret-for-tests"
 MODEL = ModelName("tiny")
@@ -48,6 +50,8 @@ class Hold:
 
     gate: asyncio.Event
 
+
+OPEN = 'anonymous = "until-keys"'
 
 Step = Event | Cut | Hold | tuple[Event, ...]
 Script = Callable[[GenerateRequest], Iterable[Step]]
@@ -109,6 +113,8 @@ class FakeRegion:
     refuses_with: int = 0
     status: RegionStatus | None = None
     address: str = ""
+    more: list[web.RouteDef] = field(default_factory=list)
+    """Routes beside those of generations and status."""
     requests: list[GenerateRequest] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
     left: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -125,6 +131,7 @@ class FakeRegion:
         app.router.add_post("/internal/v1/generate", self._generate)
         app.router.add_post("/internal/v1/cancel/{id}", self._cancel)
         app.router.add_get("/internal/v1/status", self._status)
+        app.add_routes(self.more)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -183,7 +190,13 @@ class FakeRegion:
             await self._changed.wait()
 
 
-def world_of(tmp_path: Path, *regions: FakeRegion, more: str = "", limits: str = "") -> World:
+def world_of(
+    tmp_path: Path,
+    *regions: FakeRegion,
+    more: str = "",
+    limits: str = "",
+    access: str = OPEN,
+) -> World:
     """A world with edges `here` and `there` and the given regions, `tiny` in each of them."""
     (tmp_path / "region.secret").write_text(SECRET)
     (tmp_path / "fleet.secret").write_text("a-fleet-secret-for-tests")
@@ -195,6 +208,8 @@ expose_nodes = true
 {more}
 [limits]
 {limits}
+[access]
+{access}
 [models.tiny]
 source = "tiny.gguf"
 aliases = ["@cf/acme/tiny", "default"]
@@ -206,6 +221,7 @@ aliases = ["@cf/acme/tiny", "default"]
         text += f'[[regions]]\nname = "{region.name}"\nhttp = "{region.address}"\n'
         text += f'[[regions.nodes]]\nname = "{region.name}-decode-1"\nrole = "combined"\n'
         text += 'model = "tiny"\n'
+    (tmp_path / "world.toml").write_text(text)
     return World(topology=parse(text), path=tmp_path / "world.toml", state=tmp_path)
 
 
@@ -231,7 +247,8 @@ async def running_edge(
     """The edge behind a real uvicorn; ready once `fresh` regions (all by default) are heard."""
     admission = Admission(limit)
     async with open_edge(world, name, admission=admission, heartbeat_s=heartbeat_s) as app:
-        config = uvicorn.Config(app, port=0, log_config=None, access_log=False)
+        guard = guarding(head_s=world.topology.limits.head_s)
+        config = uvicorn.Config(app, http=guard, port=0, log_config=None, access_log=False)
         server = Server(config)
         serving = asyncio.create_task(server.serve())
         async with asyncio.timeout(10):
@@ -258,10 +275,15 @@ class MemoryRegion:
         self.asked: list[GenerateRequest] = []
         self.cancelled: list[RequestId] = []
         self.order: list[str] = []
+        self.at_once = False
+        """One read brings all of the script."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Event], None]:
         self.asked.append(request)
         self.order.append("ask")
+        if self.at_once:
+            yield [step for step in self.script() if not isinstance(step, RequestError)]
+            return
         for step in self.script():
             await asyncio.sleep(0)
             if isinstance(step, RequestError):

@@ -162,8 +162,10 @@ async def test_no_capacity_anywhere_says_when(tmp_path: Path) -> None:
     busy = [fault("no_capacity", "the queue is full", retry_after_s=2.2)]
     eu = FakeRegion("eu", accepts=False, script=lambda _: busy)
     us = FakeRegion("us", refuses_with=500)
-    async with eu.serving(), us.serving(), running_edge(world_of(tmp_path, eu, us)) as edge:
-        answer = await edge.http.post("/v1/chat/completions", json=chat(stream=True))
+    async with eu.serving(), us.serving():
+        world = world_of(tmp_path, eu, us, limits="hold = 0")
+        async with running_edge(world) as edge:
+            answer = await edge.http.post("/v1/chat/completions", json=chat(stream=True))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
     assert answer.json()["error"]["code"] == "no_capacity"
     assert answer.json()["error"]["type"] == "rate_limit_error"

@@ -22,13 +22,14 @@ from core.errors import (
     RegionUnavailable,
     RequestError,
 )
-from core.events import Done, Event
+from core.events import Done, Event, Finish
 from core.metrics import EdgeMetrics
 from core.prefix import prompt_chain
-from core.types import GenerateRequest, RegionName, RequestId
+from core.types import FinishReason, GenerateRequest, RegionName, RequestId, Sampling
 from edge.gateway import Batch, Gateway
+from edge.hold import Held, Hold
 from edge.region_client import RegionClient
-from edge.routing.health import FAILURES
+from edge.routing.breaker import FAILURES
 from edge.routing.placement import Reason
 from edge.routing.regions import Regions
 from edge.routing.ring import Ring
@@ -43,7 +44,10 @@ def _region(name: str, *steps: Event | RequestError) -> MemoryRegion:
 
 @asynccontextmanager
 async def _gateway(
-    tmp_path: Path, *regions: MemoryRegion, residency: Mapping[str, str] = MappingProxyType({})
+    tmp_path: Path,
+    *regions: MemoryRegion,
+    residency: Mapping[str, str] = MappingProxyType({}),
+    hold: int = 0,
 ) -> AsyncIterator[Gateway]:
     """Candidates come in the order given: a short prompt takes the nearest."""
     named = [FakeRegion(one.name, address="127.0.0.1:1") for one in regions]
@@ -64,6 +68,7 @@ async def _gateway(
             fleet_key=b"k" * 16,
             metrics=EdgeMetrics(CollectorRegistry()),
             tasks=tasks,
+            hold=Hold(limit=hold, wait_s=2.0, region_queue=8),
             residency=lambda namespace, _: (
                 frozenset({RegionName(residency[namespace])}) if namespace in residency else None
             ),
@@ -77,7 +82,8 @@ async def _outcome(
     try:
         async with aclosing(gateway.generate(request)) as batches:
             async for batch in batches:
-                got.append(batch)  # noqa: PERF401 - what came before an error is wanted too
+                assert not isinstance(batch, Held)
+                got.append(batch)
     except RequestError as error:
         return got, error
     return got, None
@@ -139,6 +145,20 @@ async def test_nothing_follows_done(tmp_path: Path) -> None:
     assert error is None
     assert isinstance(got[-1].events[-1], Done)
     assert eu.cancelled == []
+
+
+async def test_a_choice_may_finish_before_the_others_go_on(tmp_path: Path) -> None:
+    """Whatever one read brings together."""
+    first, second = (Finish(choice=number, reason=FinishReason.STOP) for number in (0, 1))
+    steps = (accepted("eu"), delta("a"), first, replace(delta("b"), choice=1), second, END[1])
+    request = replace(REQUEST, sampling=Sampling(n=2))
+    eu = _region("eu", *steps)
+    for at_once in (False, True):
+        eu.at_once = at_once
+        async with _gateway(tmp_path, eu) as gateway:
+            got, error = await _outcome(gateway, request)
+        assert error is None
+        assert [event for batch in got for event in batch.events] == list(steps[1:])
 
 
 async def test_no_time_left(tmp_path: Path) -> None:

@@ -1,39 +1,17 @@
-"""Breaker, slow start, flapping, own sends and round trips: all in virtual time."""
+"""Slow start, flapping, own sends and round trips: all in virtual time."""
 
 from __future__ import annotations
 
 import pytest
 
 from edge.routing.health import (
-    FAILURES,
-    LONGEST_PAUSE_S,
     RAMP_FIRST,
     RAMP_S,
     TRIP_WINDOW,
-    Breaker,
     Outgoing,
     Recovery,
     RoundTrip,
 )
-
-
-def test_the_breaker_opens_after_failures_in_a_row_and_for_longer_each_time() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    assert not breaker.open(0.0)
-    breaker.failed(0.0)
-    assert breaker.open(0.9)
-    assert not breaker.open(1.0)  # one is let through
-    breaker.failed(1.0)
-    assert breaker.open(2.9)
-    for number in range(20):
-        breaker.failed(10.0 * number)
-        assert not breaker.open(10.0 * number + LONGEST_PAUSE_S)
-    breaker.succeeded()
-    assert not breaker.open(0.0)
-    breaker.failed(500.0)
-    assert not breaker.open(500.0)
 
 
 def test_a_region_that_comes_back_starts_slowly() -> None:

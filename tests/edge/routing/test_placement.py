@@ -18,12 +18,13 @@ from core.types import ModelName, RegionName
 from edge.routing.placement import (
     Asked,
     Reason,
-    RegionView,
     RouteDecision,
+    Standing,
     choose,
     load_bound_s,
 )
 from edge.routing.ring import Ring
+from edge.routing.view import RegionView
 
 MODEL = ModelName("m")
 POLICY = Routing()
@@ -115,7 +116,12 @@ def test_the_region_that_holds_the_prompt_is_found_wherever_it_is() -> None:
     view[7] = replace(view[7], cache=_Holds(18))
     decision = _choice(view, _long(*names))
     assert (decision.candidates[0], decision.reason) == (names[7], Reason.PREFIX_HELD)
-    assert {one.region for one in decision.options} == {names[0], names[1], names[7]}
+    stood = {one.region: one.standing for one in decision.options}
+    assert stood == {
+        names[7]: Standing.TAKEN,
+        **dict.fromkeys(names[:2], Standing.WEIGHED),
+        **dict.fromkeys(names[2:7], Standing.NOT_A_CANDIDATE),
+    }
     held = next(one for one in decision.options if one.region == names[7])
     assert held.held_tokens == 18 * 512 / 4
     assert held.read_s == pytest.approx(2 * 512 / 4 / 1000)
@@ -240,7 +246,9 @@ def test_no_hop_leaves_the_residency_set(
         return
     assert set(decision.candidates) <= allowed
     assert decision.reason in set(Reason)
-    assert {one.region for one in decision.options} <= allowed
+    for one in decision.options:
+        assert (one.standing is Standing.FORBIDDEN) == (one.region not in allowed)
+        assert one.region in allowed or not one.held_tokens  # its digest was not even asked
 
 
 def test_a_full_home_spills_to_the_next_of_the_walk() -> None:

@@ -7,11 +7,12 @@ import pytest
 from core.status import STALE_S, RegionStatus
 from core.types import ModelName, RegionName
 from edge.routing.seen import Heard, SeenRegion
+from edge.routing.weights import WEIGHTS
 
 
 def _seen() -> SeenRegion:
     heard = Heard()
-    return SeenRegion(RegionName("eu"), 0.01, frozenset({ModelName("m")}), 100, heard)
+    return SeenRegion(RegionName("eu"), 0.0, frozenset({ModelName("m")}), 100, heard)
 
 
 def _tell(seen: SeenRegion, now: float, *, prefill: float = 0.0, queue: float = 0.0) -> None:
@@ -54,6 +55,17 @@ def test_a_busy_readers_backlog_counts_once() -> None:
     assert seen.view(10.0).wait_s == pytest.approx(0.8)
     _tell(seen, 11.0, prefill=0.8, queue=3.0)
     assert seen.view(11.0).work_s == pytest.approx(3.0)
+
+
+def test_a_busy_region_works_off_what_it_spoke_of() -> None:
+    """The older the frame, and the longer its way, the less of it is left; nothing below zero."""
+    near, far = _seen(), SeenRegion(RegionName("eu"), 0.2, frozenset(), 100, Heard())
+    for seen in (near, far):
+        _tell(seen, 10.0, prefill=2.0)
+    assert near.view(11.0).wait_s == pytest.approx(2.0 - WEIGHTS.drain)
+    assert far.view(11.0).wait_s == pytest.approx(2.0 - WEIGHTS.drain * 1.1)
+    near.sent([], 0.5, 12.9)
+    assert near.view(12.9, stale_s=9.0).wait_s == pytest.approx(0.5)
 
 
 def test_silence_makes_suspect_and_the_return_is_slow() -> None:

@@ -1,0 +1,35 @@
+"""`GET /internal/v1/keys`: the key file for edges that follow this one (digests, no keys)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from core.errors import Forbidden
+from edge.tenants.keyring import Keyring
+
+_Request = Request[Any, Any, Any]  # user, auth and state of the framework: none is used
+
+
+def keys_handler(keyring: Keyring, secret: bytes) -> HTTPRouteHandler:
+    """Open to whoever has the region's secret."""
+
+    @get("/internal/v1/keys")
+    async def keys(request: _Request) -> Response[bytes]:
+        given = request.headers.get("x-skerry-secret", "").encode()
+        if not hmac.compare_digest(given, secret):
+            raise Forbidden("This page is for edges of the same world.")
+        etag = f'"{hashlib.sha256(keyring.text).hexdigest()}"'
+        same = request.headers.get("if-none-match") == etag
+        return Response(
+            b"" if same else keyring.text,
+            status_code=304 if same else 200,
+            media_type="application/jsonl",
+            headers={"etag": etag},
+        )
+
+    return keys

@@ -1,0 +1,149 @@
+"""The parent of an edge's worker processes: all on one address, each started again when it ends.
+
+It carries no traffic. It binds the address without listening, so that the port is the edge's for
+as long as it lives; workers share it by SO_REUSEPORT and the kernel spreads connections over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from core import log
+from core.address import split_address
+from core.config import World
+from core.errors import ConfigError
+from core.pauses import PAUSES, Pauses
+
+_log = logging.getLogger("skerry.crew")
+
+CONFIG_EXIT = 2
+"""A worker that refuses its configuration: starting it again cannot help."""
+GRACE_S = 25.0
+"""From SIGTERM to SIGKILL: a little more than a worker lets answers go on."""
+
+
+def run_crew(world: World, name: str, *, pauses: Pauses = PAUSES) -> int:
+    """Until SIGTERM or SIGINT. Returns the exit code. Raises ConfigError."""
+    log.setup(f"edge/{name}/0")
+    edge = world.topology.edge(name)
+    with _reserved(edge.listen) as address, _folder() as folder, _lifeline() as lifeline:
+        command = [
+            *(sys.executable, "-m", "edge"),
+            *("--topology", str(world.path), "--state", str(world.state), "--name", name),
+            *("--address", address, "--folder", str(folder), "--lifeline", str(lifeline)),
+        ]
+        return asyncio.run(Crew(command, edge.workers, lifeline, pauses).run())
+
+
+class Crew:
+    """`command` starts a worker once its number is added."""
+
+    def __init__(self, command: Sequence[str], workers: int, lifeline: int, pauses: Pauses) -> None:
+        self._command = command
+        self._workers = workers
+        self._lifeline = lifeline
+        self._pauses = pauses
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._refused = False
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for asked in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(asked, self._stop)
+        async with asyncio.TaskGroup() as group:
+            numbers = range(1, self._workers + 1)
+            keepers = [group.create_task(self._keep(number)) for number in numbers]
+            await self._stopping.wait()
+            await asyncio.wait(keepers, timeout=GRACE_S)
+            for number, process in self._processes.items():
+                _log.warning("worker does not end worker=%d", number)
+                process.kill()
+        _log.info("edge stopped")
+        return CONFIG_EXIT if self._refused else 0
+
+    async def _keep(self, worker: int) -> None:
+        pause_s = 0.0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *("--worker", str(worker)),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(self._lifeline,),
+            )
+            self._processes[worker] = process
+            if self._stopping.is_set():
+                process.send_signal(signal.SIGTERM)
+            code = await process.wait()
+            del self._processes[worker]
+            if self._stopping.is_set():
+                return
+            if code == CONFIG_EXIT:
+                _log.error("worker refused to start worker=%d", worker)
+                self._refused = True
+                self._stop()
+                return
+            pause_s = self._pauses.after(pause_s, time.monotonic() - started)
+            _log.warning("worker ended worker=%d code=%d again_s=%.1f", worker, code, pause_s)
+            await self._rest(pause_s)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _stop(self) -> None:
+        """Asked twice, workers are asked twice: they end at once."""
+        self._stopping.set()
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _reserved(listen: str) -> Iterator[str]:
+    """The address with its port, ours until the end. Raises ConfigError."""
+    host, port = split_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as holder:
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{listen} cannot be listened on: {error.strerror}") from error
+        shown = f"[{host}]" if ":" in host else host
+        yield f"{shown}:{holder.getsockname()[1]}"
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A short path: addresses of Unix sockets have about a hundred characters."""
+    folder = tempfile.mkdtemp(prefix="skerry-")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """The read end of a pipe whose write end only this process holds."""
+    ours, held = os.pipe()
+    try:
+        yield ours
+    finally:
+        os.close(ours)
+        os.close(held)

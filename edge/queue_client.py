@@ -1,0 +1,127 @@
+"""How an edge hands requests to a region's queue and asks for them: the seam, its aiohttp form,
+and which regions to ask (`idlest`, pure).
+
+A batch goes to the region with the least work, since nobody waits for it. It is there or it is
+not: an id that was handed in twice is one batch, so a lost answer may be asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from core.batches import BatchState, QueueReply, Submission
+from core.errors import IncompleteStream, RegionUnavailable, VersionSkew, from_fault
+from core.events import Fault
+from core.types import WIRE_VERSION, ModelName, RegionName
+from edge.routing.view import RegionView
+
+SUBMIT_S, ASK_S = 30.0, 10.0
+_WIRE = str(WIRE_VERSION)
+_decode = msgspec.msgpack.Decoder(QueueReply).decode
+
+
+class QueueClient(Protocol):
+    """One region's queue. Every method raises errors of `core.errors` only."""
+
+    async def submit(self, batch: Submission) -> BatchState:
+        """Raises NoCapacity when the queue is full, RegionUnavailable when the region was not
+        reached: then another one may have the batch."""
+        ...
+
+    async def state(self, batch: str, namespace: str) -> BatchState:
+        """Raises NotFound."""
+        ...
+
+    async def told(self, batch: str, namespace: str) -> None:
+        """The answers of this batch are counted."""
+        ...
+
+
+def idlest(
+    regions: Iterable[RegionView], model: ModelName, allowed: frozenset[RegionName] | None
+) -> list[RegionName]:
+    """The regions that may take a batch, the one with the least work first."""
+    able = [
+        region
+        for region in regions
+        if region.fresh
+        and not region.draining
+        and region.serves(model)
+        and (allowed is None or region.name in allowed)
+    ]
+    able.sort(key=lambda region: (region.broken, region.work_s, region.round_trip_s))
+    return [region.name for region in able]
+
+
+class HttpQueueClient:
+    """A region's queue behind HTTP. `session` is shared and closed by the owner. `delay_s`: the
+    simulated round trip of a world on one machine."""
+
+    def __init__(
+        self,
+        name: RegionName,
+        address: str,
+        session: aiohttp.ClientSession,
+        *,
+        secret: bytes,
+        delay_s: float = 0.0,
+    ) -> None:
+        self._name = name
+        self._base = f"http://{address}/internal/v1/queue"
+        self._session = session
+        self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
+        self._delay_s = delay_s
+
+    async def submit(self, batch: Submission) -> BatchState:
+        return _state(await self._ask("POST", "", SUBMIT_S, msgspec.msgpack.encode(batch)))
+
+    async def state(self, batch: str, namespace: str) -> BatchState:
+        return _state(await self._ask("GET", f"/{batch}", ASK_S, namespace=namespace))
+
+    async def told(self, batch: str, namespace: str) -> None:
+        await self._ask("POST", f"/{batch}/told", ASK_S, namespace=namespace)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        within_s: float,
+        body: bytes | None = None,
+        namespace: str = "",
+    ) -> bytes:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        try:
+            async with (
+                asyncio.timeout(within_s),
+                self._session.request(
+                    method,
+                    self._base + path,
+                    data=body,
+                    params={"namespace": namespace},
+                    headers=self._headers,
+                ) as answer,
+            ):
+                data = await answer.read()
+        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+            raise RegionUnavailable(f"region {self._name} is not reached: {error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise IncompleteStream(f"the answer from region {self._name} was cut") from error
+        if answer.status not in (200, 204):
+            raise RegionUnavailable(f"region {self._name} answered {answer.status}")
+        return data
+
+
+def _state(data: bytes) -> BatchState:
+    try:
+        reply = _decode(data)
+    except msgspec.MsgspecError as error:
+        raise VersionSkew(f"the region's word on its queue is not understood: {error}") from error
+    if isinstance(reply, Fault):
+        raise from_fault(reply)
+    return reply

@@ -1,0 +1,68 @@
+"""Brings the keys of another edge into our key file, for edges that share no folder.
+
+`access.keys_from` names the edge. It is asked for its list each second, under the region's secret;
+what is new is written down, so that keys are known after a restart too. The list holds digests, no
+keys. While the edge is not reached the known keys go on, and the log says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import httpx
+
+from core.errors import ConfigError
+from core.keys import append_new, parse_lines
+from edge.tenants.keyring import LOOK_S
+
+_log = logging.getLogger("skerry.keys")
+
+ASK_S = 2.0
+PATH = "/internal/v1/keys"
+SECRET = "x-skerry-secret"
+
+
+class Follower:
+    """Writes what the edge at `address` knows of keys into our key file."""
+
+    def __init__(
+        self, address: str, path: Path, client: httpx.AsyncClient, *, secret: bytes
+    ) -> None:
+        self._url = f"http://{address}{PATH}"
+        self._path = path
+        self._client = client
+        self._headers = {SECRET: secret.decode()}
+        self._etag = ""
+        self._reached = True
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(LOOK_S)
+
+    async def ask(self) -> None:
+        """Once; a failure is said in the log, when it begins and when it is over."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._ask()
+        except (httpx.HTTPError, TimeoutError, ConfigError) as error:
+            if self._reached:
+                _log.error("keys not followed from=%s kind=%s", self._url, type(error).__name__)
+            self._reached = False
+        else:
+            if not self._reached:
+                _log.info("keys followed again from=%s", self._url)
+            self._reached = True
+
+    async def _ask(self) -> None:
+        headers = self._headers | {"if-none-match": self._etag}
+        answer = await self._client.get(self._url, headers=headers)
+        if answer.status_code == 304:
+            return
+        answer.raise_for_status()
+        records, _ = parse_lines(answer.content)
+        await asyncio.to_thread(append_new, self._path, records)
+        self._etag = answer.headers.get("etag", "")

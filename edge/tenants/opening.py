@@ -1,0 +1,107 @@
+"""Composition: the door and the budgets of one edge process, and what keeps them fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.config import World
+from core.usage import UsageWriter
+from edge.tenants.budget import Budgets
+from edge.tenants.door import Door
+from edge.tenants.keyring import Keyring
+from edge.tenants.ledger import Ledger
+from edge.tenants.pool import Pool
+from edge.tenants.share import Share
+
+if TYPE_CHECKING:  # imported by the worlds that follow another edge
+    from edge.tenants.follower import Follower
+
+LEASE_S = 20.0
+"""Of a reservation: how long a killed process's requests count as running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    door: Door
+    budgets: Budgets
+    keyring: Keyring
+
+
+@asynccontextmanager
+async def open_tenants(
+    world: World,
+    edge: str,
+    *,
+    tasks: asyncio.TaskGroup,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Tenants]:
+    """Every process of the state folder opens its own; what they share lies in files. Raises
+    ConfigError."""
+    topology = world.topology
+    writer = f"{edge}-{os.getpid()}-{secrets.token_hex(4)}"
+    keys = world.state / topology.access.keys
+    keyring = Keyring(keys)
+    ledger = Ledger(world.state / "budgets.sqlite", owner=writer, lease_s=LEASE_S)
+    usage = UsageWriter(world.state / "usage", writer, clock=clock)
+    async with AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        stack.callback(usage.close)
+        pool = Pool(
+            ledger,
+            await _share(world, ledger, stack),
+            when_lost=topology.budgets.when_redis_is_lost,
+            tasks=tasks,
+            clock=clock,
+        )
+        keepers = [tasks.create_task(keyring.run()), tasks.create_task(pool.run())]
+        if (source := topology.access.keys_from) is not None:
+            follower = await _follower(source, keys, world.secret("region"), stack)
+            await follower.ask()
+            keyring.look()
+            keepers.append(tasks.create_task(follower.run()))
+        try:
+            yield Tenants(
+                door=Door(topology, keyring.book, clock=clock),
+                budgets=Budgets(
+                    pool=pool, settings=topology.budgets, usage=usage, edge=edge, clock=clock
+                ),
+                keyring=keyring,
+            )
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.wait(keepers)
+
+
+# What few worlds use is imported by those: a tenth of a second each.
+
+
+async def _follower(address: str, keys: Path, secret: bytes, stack: AsyncExitStack) -> Follower:
+    import httpx
+
+    from edge.tenants.follower import Follower
+
+    client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+    return Follower(address, keys, client, secret=secret)
+
+
+async def _share(world: World, ledger: Ledger, stack: AsyncExitStack) -> Share | None:
+    settings = world.topology.budgets
+    if settings.redis is None:
+        return None
+    from edge.tenants.redis_share import RedisShare, redis_client
+
+    password = world.secret("redis") if world.topology.secrets.redis is not None else None
+    client = redis_client(settings.redis, password=password, timeout_s=settings.redis_timeout_s)
+    stack.push_async_callback(client.aclose)
+    return RedisShare(
+        client, ledger=ledger.name, lease=settings.lease, timeout_s=settings.redis_timeout_s
+    )

@@ -1,0 +1,72 @@
+"""A verdict in words: the refusal of a request, and the headers that say what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from core.errors import QuotaExceeded, RequestError
+from core.errors import RateLimited as TooMuch
+from edge.tenants.meter import Fits, Kind, Limit, Meter, Short, TooLarge, TooMany, Verdict
+
+STREAM_RETRY_S = 1.0
+"""Nobody knows when one of the tenant's own requests ends."""
+
+
+def refusal(verdict: Verdict, meters: Mapping[Kind, Meter], now: float) -> RequestError:
+    """`QuotaExceeded` is about a day, `RateLimited` about what passes sooner."""
+    assert not isinstance(verdict, Fits), "what fits is not refused"
+    if isinstance(verdict, TooMany):
+        return TooMuch(
+            f"All {verdict.streams} requests that this tenant may have in flight are running.",
+            retry_after_s=STREAM_RETRY_S,
+        )
+    limit = verdict.limit
+    kind = QuotaExceeded if limit.kind is Kind.DAY else TooMuch
+    if isinstance(verdict, TooLarge):
+        return kind(
+            f"This request may take more tokens than the tenant's {_words(limit)} allows at all;"
+            " ask for a shorter answer.",
+        )
+    resets_s = limit.resets_s(now)
+    left = meters[limit.kind].remaining
+    needs = "" if limit.kind is Kind.REQUESTS else f"; this request may take {_need(verdict, left)}"
+    return kind(
+        f"The tenant's {_words(limit)} is used: {left} left{needs}."
+        f" It begins again at {_moment(now + resets_s)}.",
+        retry_after_s=resets_s,
+    )
+
+
+def limit_headers(
+    limits: Iterable[Limit], meters: Mapping[Kind, Meter], now: float
+) -> Iterator[tuple[bytes, bytes]]:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens,tokens-day}`; reset as OpenAI writes
+    it, in seconds with their unit."""
+    for limit in limits:
+        meter = meters.get(limit.kind)
+        if meter is None:
+            continue
+        values = (
+            ("limit", str(limit.amount)),
+            ("remaining", str(meter.remaining)),
+            ("reset", f"{-int(-limit.resets_s(now) // 1)}s"),
+        )
+        for what, value in values:
+            yield f"x-ratelimit-{what}-{limit.kind}".encode(), value.encode()
+
+
+def _words(limit: Limit) -> str:
+    if limit.kind is Kind.REQUESTS:
+        return f"limit of {limit.amount} requests a minute"
+    if limit.kind is Kind.TOKENS:
+        return f"limit of {limit.amount} tokens a minute"
+    return f"quota of {limit.amount} tokens a day"
+
+
+def _need(verdict: Short, left: int) -> int:
+    return left + verdict.missing
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
