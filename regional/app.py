@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from core import log as logs
 from core.address import split_address
+from core.batches import QUEUE_PRIORITY
 from core.config import Region, World
 from core.errors import ConfigError
 from core.metrics import RouterMetrics, StatusCollector, render
@@ -26,6 +27,11 @@ from core.text.model import load_text
 from core.types import ModelName, RegionName, Role
 from regional.http import RegionHttp
 from regional.prefixes import PUBLISHED_SHARE, Prefixes
+from regional.queue.http import QueueHttp
+from regional.queue.kept import KeptQueue
+from regional.queue.rules import Room
+from regional.queue.store import Store
+from regional.queue.worker import Worker
 from regional.reading import Reader, TextModel
 from regional.router import Router
 from regional.rpc import SessionServer, server_options
@@ -75,6 +81,15 @@ class RouterApp:
             ready=self._ready,
             metrics=self._rendered,
         )
+        kept = KeptQueue(Store(world.state / f"queue-{region.name}.sqlite"))
+        self._kept = kept
+        self.queue = Worker(kept, self.router, look=self._room, deadline_s=limits.deadline_s)
+        self._queue_http = QueueHttp(
+            kept,
+            check=self._http.check_secret,
+            poke=self.queue.poke,
+            body_bytes=limits.body_bytes,
+        )
         self._running = AsyncExitStack()
         self.http_port = 0
         self.grpc_port = 0
@@ -82,9 +97,10 @@ class RouterApp:
     async def start(self) -> None:
         """Raises ConfigError when an address is taken; nothing is left running then."""
         async with AsyncExitStack() as starting:
+            starting.push_async_callback(self._kept.close)
             self.grpc_port = await self._start_grpc(starting)
             self.http_port = await self._start_http(starting)
-            for work in (self.router.watch(), self.publisher.run()):
+            for work in (self.router.watch(), self.publisher.run(), self.queue.run()):
                 starting.push_async_callback(_end, asyncio.create_task(work))
             self._running = starting.pop_all()
         log.info("region %s: http %d, grpc %d", self._region.name, self.http_port, self.grpc_port)
@@ -114,7 +130,7 @@ class RouterApp:
 
     async def _start_http(self, starting: AsyncExitStack) -> int:
         runner = web.AppRunner(
-            self._http.application(),
+            self._http.application(self._queue_http.routes()),
             handler_cancellation=True,  # a client that goes away ends its request
             access_log=None,
             shutdown_timeout=_CLOSE_S,
@@ -147,6 +163,16 @@ class RouterApp:
             release=self._release,
         )
 
+    def _room(self, held: int) -> Room:
+        decoders = self.router.cluster.view().decoders()
+        return Room(
+            slots=sum(node.max_sequences for node in decoders),
+            taken=sum(node.sequences for node in decoders),
+            waiting=self.router.dispatcher.waiting(QUEUE_PRIORITY),
+            held=held,
+            draining=self.router.draining,
+        )
+
     def _ready(self) -> bool:
         nodes = self.router.cluster.view().nodes
         return all(can_answer(nodes, model) for model in self._models)
@@ -154,7 +180,9 @@ class RouterApp:
     def _rendered(self) -> bytes:
         nodes = self.router.cluster.view().nodes
         for role in Role:
-            self._metrics.nodes.labels(role.value).set(sum(node.role is role for node in nodes))
+            self._metrics.nodes.labels(role.value).set(
+                sum(node.role is role and node.dp_rank == 0 for node in nodes)
+            )
         return render(self._registry)
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 import msgspec
 
 from core.errors import BY_CODE, InternalError, NoCapacity, NodeLost, RequestError
-from core.types import GenerateRequest, NodeName
+from core.types import GenerateRequest, PoolId
 from regional.pb import node_pb2 as pb
 from regional.placement import Placement
 
@@ -88,14 +88,20 @@ class Attempt:
         self._deadline_s, self._queued_s = deadline_s, queued_s
         if self.placement.prefill is None:
             return [self._start(self._work(deadline_s))]
-        reserve = pb.Reserve(attempt_id=self.id, work=self._work(deadline_s))
+        pool = self.placement.decode.dp_rank
+        reserve = pb.Reserve(attempt_id=self.id, work=self._work(deadline_s), pool=pool)
         return [Send(Side.DECODE, pb.RouterMessage(reserve=reserve))]
 
     def reserved(self, message: pb.Reserved, *, deadline_s: float) -> list[Send]:
         """Blocks are set aside: let the prompt be read, and decode begin when it is there."""
         if self.placement.prefill is None or self.accepted:
             return []
-        prefill = pb.Prefill(attempt_id=self.id, work=self._work(deadline_s), ticket=message.ticket)
+        prefill = pb.Prefill(
+            attempt_id=self.id,
+            work=self._work(deadline_s),
+            ticket=message.ticket,
+            pool=self.placement.prefill.dp_rank,
+        )
         return [Send(Side.PREFILL, pb.RouterMessage(prefill=prefill)), self._start(None)]
 
     def prefill_done(self) -> None:
@@ -120,7 +126,8 @@ class Attempt:
         if self.over or (side is Side.PREFILL and not self.reading):
             return None
         self.over = True
-        name = self.node(side)
+        pool = self.pool(side)
+        name = pool.node if pool else ""
         return Failure(side, "lost", NodeLost(f"{side} node {name!r} was lost"), retryable=True)
 
     def abort(self, reason: str) -> list[Send]:
@@ -135,12 +142,13 @@ class Attempt:
     def prompt_tokens(self) -> int:
         return len(self._token_ids)
 
-    def node(self, side: Side) -> NodeName | None:
+    def pool(self, side: Side) -> PoolId | None:
         return self.placement.prefill if side is Side.PREFILL else self.placement.decode
 
     def _start(self, work: pb.Work | None) -> Send:
         self.accepted = True
-        start = pb.Start(attempt_id=self.id, work=work, queued_s=self._queued_s)
+        pool = self.placement.decode.dp_rank
+        start = pb.Start(attempt_id=self.id, work=work, queued_s=self._queued_s, pool=pool)
         return Send(Side.DECODE, pb.RouterMessage(start=start))
 
     def _work(self, deadline_s: float) -> pb.Work:

@@ -1,4 +1,4 @@
-"""Who is in the region now, and how much work the router has sent to each node.
+"""Who is in the region now, and how much work the router has sent to each pool.
 
 Membership follows sessions: a node is in from its Join until its stream ends or three heartbeats
 are missed. A node that joins again replaces its old self, known by its epoch; another process with
@@ -11,16 +11,18 @@ a second old when it matters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from core.config import Region
 from core.errors import InvalidRequest
-from core.types import ModelName, NodeName, Role
+from core.types import ModelName, NodeName, PoolId, Role
 from regional.pb import node_pb2 as pb
 from regional.rpc import NodeSession
 
 MISSED_HEARTBEATS = 3
+MOST_POOLS = 4096
+"""Of one node; a count above it is nonsense."""
 UNMEASURED_TOKENS_PER_S = 1000.0
 """Stands for a rate that a node has not measured."""
 
@@ -37,8 +39,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node at one moment. `serial` names its session; `changes` counts up whenever the node
-    may have become able to take what it refused before."""
+    """One pool of a node at one moment: a node has one for each data-parallel rank, and most have
+    one. `serial` names the node's session; `changes` counts up whenever the pool may have become
+    able to take what it refused before."""
 
     name: NodeName
     serial: int
@@ -48,6 +51,7 @@ class NodeView:
     max_step_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    dp_rank: int = 0
     draining: bool = False
     prefills: int = 0
     """Prompts that it was given and that are not read yet."""
@@ -58,13 +62,22 @@ class NodeView:
     """Expected and not generated yet, over its sequences."""
     changes: int = 0
 
+    @property
+    def pool(self) -> PoolId:
+        return PoolId(self.name, self.dp_rank)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Names this pool in this session."""
+        return self.serial, self.dp_rank
+
     def offer(self, model: ModelName) -> Offer | None:
         return next((offer for offer in self.offers if offer.model == model), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All nodes at one moment: what placement decides on."""
+    """The pools of all nodes at one moment: what placement decides on."""
 
     nodes: tuple[NodeView, ...] = ()
 
@@ -79,7 +92,7 @@ class ClusterView:
 
 
 class Work:
-    """What one node was sent and has not ended. Only `Charge` changes it."""
+    """What one pool was sent and has not ended. Only `Charge` changes it."""
 
     def __init__(self) -> None:
         self.prefills = self.prefill_tokens = self.sequences = self.answer_tokens = 0
@@ -98,7 +111,7 @@ class Work:
 
 
 class Charge:
-    """One attempt's share of a node's work; each part is given back exactly once."""
+    """One attempt's share of a pool's work; each part is given back exactly once."""
 
     def __init__(
         self, work: Work, prefill_tokens: int | None, answer_tokens: int | None, choices: int
@@ -115,7 +128,7 @@ class Charge:
 
     @property
     def changes(self) -> int:
-        """The node's count of changes now."""
+        """The pool's count of changes now."""
         return self._work.changes
 
     def generated(self) -> None:
@@ -150,14 +163,18 @@ class Member:
         self.beat = pb.Heartbeat()
         self.last_heard = 0.0
         self.leaving = False
-        self.work = Work()
+        self.pools = tuple(Work() for _ in range(pools_of(session.join)))
 
-    def view(self) -> NodeView:
-        join, beat, work = self.session.join, self.beat, self.work
+    def views(self) -> Iterator[NodeView]:
+        return (self.view(dp_rank) for dp_rank in range(len(self.pools)))
+
+    def view(self, dp_rank: int = 0) -> NodeView:
+        join, beat, work = self.session.join, self.beat, self.pools[dp_rank]
         first = join.models[0]
         return NodeView(
             name=self.session.name,
             serial=self.session.serial,
+            dp_rank=dp_rank,
             role=self.role,
             offers=self.offers,
             max_sequences=max(1, join.max_sequences),
@@ -219,7 +236,8 @@ class Cluster:
         member.last_heard = self._clock()
         if beat is not None:
             member.beat = beat
-            member.work.changes += 1
+            for work in member.pools:
+                work.changes += 1
         return True
 
     def leaving(self, session: NodeSession) -> None:
@@ -247,7 +265,7 @@ class Cluster:
         return self._members.values()
 
     def view(self) -> ClusterView:
-        return ClusterView(tuple(member.view() for member in self._members.values()))
+        return ClusterView(tuple(v for member in self._members.values() for v in member.views()))
 
     def _holds_name(self, member: Member, newcomer: pb.Join) -> bool:
         """Does it live, and is it somebody else? A process that dials again is the same one."""
@@ -257,6 +275,11 @@ class Cluster:
     def _current(self, session: NodeSession) -> Member | None:
         member = self._members.get(session.name)
         return member if member is not None and member.session is session else None
+
+
+def pools_of(join: pb.Join) -> int:
+    """A release that knows of one pool only says nothing of them."""
+    return min(max(1, join.pools), MOST_POOLS)
 
 
 def _rate(measured: float, offered: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from core.errors import NoCapacity
-from core.types import BLOCK_TOKENS, NodeName
+from core.types import BLOCK_TOKENS, PoolId
 from regional.cluster import Charge, Cluster, ClusterView
 from regional.kv_index import KvIndex
 from regional.placement import (
@@ -37,6 +37,7 @@ class Seat:
     """A node's part in one attempt; `charge` is released when the attempt is over."""
 
     session: NodeSession
+    dp_rank: int
     charge: Charge
 
 
@@ -87,24 +88,37 @@ class Dispatcher:
     def queued(self) -> int:
         return len(self._line)
 
+    def waiting(self, before: int) -> int:
+        """Requests in the queue whose priority number is lower than `before`."""
+        return bisect.bisect_left(self._line, (before, 0), key=lambda one: one.order)
+
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens of the waiting requests, as if nothing of them were cached."""
         return sum(waiting.ask.prompt_tokens for waiting in self._line)
 
     async def place(
-        self, ask: Ask, reading: Reading, *, age: int, priority: int, again: bool = False
+        self,
+        ask: Ask,
+        reading: Reading,
+        *,
+        age: int,
+        priority: int,
+        again: bool = False,
+        wait: bool = True,
     ) -> Placed:
         """Wait for a place. The caller releases it. Raises NoCapacity at once when the queue is
-        full (never for a request that is placed again), and what `placement.place` raises."""
+        full (never for a request that is placed again), or where it would have to `wait` and may
+        not; and what `placement.place` raises."""
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
         waiting = _Waiting((priority, age), ask, reading, future)
         bisect.insort(self._line, waiting, key=lambda one: one.order)
         self._pump()
-        if not future.done() and not again and len(self._line) > self._limit:
+        if not future.done() and not again and (len(self._line) > self._limit or not wait):
             self._line.remove(waiting)
             delay = max(1.0, self.estimate_s(self._cluster.view()))
-            raise NoCapacity(f"{self._limit} requests are waiting already", retry_after_s=delay)
+            why = f"{len(self._line)} requests are waiting already" if wait else "no place is free"
+            raise NoCapacity(why, retry_after_s=delay)
         try:
             return await future
         except asyncio.CancelledError:
@@ -169,15 +183,15 @@ class Dispatcher:
             return Wait(Scarce.PREFILL)  # an older request waits for that node
         return self._seat(decision, waiting, overlaps)
 
-    def _overlaps(self, view: ClusterView, waiting: _Waiting) -> Mapping[NodeName, int]:
+    def _overlaps(self, view: ClusterView, waiting: _Waiting) -> Mapping[PoolId, int]:
         return {
-            node.name: self._index.overlap(node.name, waiting.reading.hashes(offer.fingerprint))
+            node.pool: self._index.overlap(node.pool, waiting.reading.hashes(offer.fingerprint))
             for node in view.nodes
             if (offer := node.offer(waiting.ask.model)) is not None
         }
 
     def _seat(
-        self, decision: Placement, waiting: _Waiting, overlaps: Mapping[NodeName, int]
+        self, decision: Placement, waiting: _Waiting, overlaps: Mapping[PoolId, int]
     ) -> Placed:
         choices = waiting.ask.choices
         answer = min(waiting.ask.max_tokens or TYPICAL_ANSWER_TOKENS, TYPICAL_ANSWER_TOKENS)
@@ -196,16 +210,16 @@ class Dispatcher:
 
     def _charged(
         self,
-        name: NodeName,
+        pool: PoolId,
         *,
         prefill_tokens: int | None,
         answer_tokens: int | None = None,
         choices: int = 1,
     ) -> Seat:
-        member = self._cluster.find(name)
+        member = self._cluster.find(pool.node)
         if member is None:
-            raise LookupError(f"placed on {name!r}, which is not a member")
-        charge = member.work.charge(
+            raise LookupError(f"placed on {pool.node!r}, which is not a member")
+        charge = member.pools[pool.dp_rank].charge(
             prefill_tokens=prefill_tokens, answer_tokens=answer_tokens, choices=choices
         )
-        return Seat(member.session, charge)
+        return Seat(member.session, pool.dp_rank, charge)

@@ -6,8 +6,8 @@ of a long prompt does not fill the table; at twice its size the table is cut bac
 the middle count from all (Misra-Gries).
 
 **Error.** A count is never too high. It is too low by at most what the cuts subtracted,
-`lost` ≤ increments in the window ÷ (size + 1), and by the ⌈depth ÷ 4⌉ prompts that came before the
-id was let in.
+`lost` ≤ increments in the window ÷ (size + 1), and by ⌈depth ÷ 4⌉ prompts for each time that the id
+had to be let in: once, and again after a cut that left nothing of it.
 """
 
 from __future__ import annotations

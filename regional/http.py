@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from aiohttp import web
@@ -61,7 +61,8 @@ class RegionHttp:
         self._ready = ready
         self._metrics = metrics
 
-    def application(self) -> web.Application:
+    def application(self, more: Iterable[web.RouteDef] = ()) -> web.Application:
+        """`more`: routes of others; they ask `check_secret` themselves."""
         app = web.Application(client_max_size=self._body_bytes + BODY_SLACK)
         app.add_routes(
             [
@@ -72,12 +73,13 @@ class RegionHttp:
                 web.get("/readyz", self._readyz),
                 web.get("/status", self._status),
                 web.get("/metrics", self._metrics_page),
+                *more,
             ]
         )
         return app
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        self._check_secret(http)
+        self.check_secret(http)
         parsed = await self._parsed(http)
         answer = _frames()
         try:
@@ -103,12 +105,12 @@ class RegionHttp:
             return InvalidRequest(f"the body is no GenerateRequest: {error}")
 
     async def _cancel(self, http: web.Request) -> web.Response:
-        self._check_secret(http)
+        self.check_secret(http)
         self._router.cancel(RequestId(http.match_info["request_id"]))
         return web.Response(status=204)
 
     async def _status_stream(self, http: web.Request) -> web.StreamResponse:
-        self._check_secret(http)
+        self.check_secret(http)
         answer = _frames()
         seen, told = 0, PrefixesSeen()
         try:
@@ -137,7 +139,8 @@ class RegionHttp:
     async def _metrics_page(self, _http: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"content-type": CONTENT_TYPE})
 
-    def _check_secret(self, http: web.Request) -> None:
+    def check_secret(self, http: web.Request) -> None:
+        """Raises HTTPForbidden."""
         given = http.headers.get(SECRET_HEADER, "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             error = Forbidden("the region's secret does not match")

@@ -1,8 +1,8 @@
-"""Which node holds which block, exactly: fed by the nodes' own cache events.
+"""Which pool holds which block, exactly: fed by the nodes' own cache events.
 
-Nothing is guessed. A node counts as holding nothing until its first snapshot, after a gap in the
-numbers of its events, and when it claims more blocks than its pool has; the next snapshot makes it
-known again. What is known of a node dies with its session.
+Nothing is guessed. A pool counts as holding nothing until its first snapshot, after a gap in the
+numbers of its events, and when it claims more blocks than it has; the next snapshot makes it known
+again. What is known of a pool dies with its node's session.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.prefix import HASH_BYTES
-from core.types import NodeName
+from core.types import PoolId
 
 
 @dataclass(slots=True)
@@ -27,23 +27,23 @@ class _Held:
 
 
 class KvIndex:
-    """Block hashes by node. Memory: one set entry for each block of the region's pools at most."""
+    """Block hashes by pool. Memory: one set entry for each block of the region's pools at most."""
 
     def __init__(self) -> None:
-        self._nodes: dict[NodeName, _Held] = {}
+        self._pools: dict[PoolId, _Held] = {}
 
-    def join(self, node: NodeName, *, limit: int) -> None:
-        """A new session of `node`, whose pool has `limit` blocks; nothing is known of it yet."""
-        self._nodes[node] = _Held(limit)
+    def join(self, pool: PoolId, *, limit: int) -> None:
+        """A new session of a node, whose pool has `limit` blocks; nothing is known of it yet."""
+        self._pools[pool] = _Held(limit)
 
-    def leave(self, node: NodeName) -> None:
-        self._nodes.pop(node, None)
+    def leave(self, pool: PoolId) -> None:
+        self._pools.pop(pool, None)
 
     def apply(
-        self, node: NodeName, *, sequence: int, snapshot: bool, stored: bytes, evicted: bytes
+        self, pool: PoolId, *, sequence: int, snapshot: bool, stored: bytes, evicted: bytes
     ) -> bool:
-        """Take one CacheEvents in, evictions first. False: the node is unknown from here on."""
-        held = self._nodes.get(node)
+        """Take one CacheEvents in, evictions first. False: the pool is unknown from here on."""
+        held = self._pools.get(pool)
         if held is None:
             return False
         whole = len(stored) % HASH_BYTES == 0 and len(evicted) % HASH_BYTES == 0
@@ -60,21 +60,21 @@ class KvIndex:
             held.forget()
         return held.known
 
-    def known(self, node: NodeName) -> bool:
-        held = self._nodes.get(node)
+    def known(self, pool: PoolId) -> bool:
+        held = self._pools.get(pool)
         return held is not None and held.known
 
-    def size(self, node: NodeName) -> int:
-        held = self._nodes.get(node)
+    def size(self, pool: PoolId) -> int:
+        held = self._pools.get(pool)
         return len(held.blocks) if held else 0
 
     def holds(self, block: bytes) -> bool:
-        """Whether any node holds `block`."""
-        return any(block in held.blocks for held in self._nodes.values())
+        """Whether any pool holds `block`."""
+        return any(block in held.blocks for held in self._pools.values())
 
-    def overlap(self, node: NodeName, hashes: Sequence[bytes]) -> int:
-        """Blocks of the longest run from the start of `hashes` that `node` holds."""
-        held = self._nodes.get(node)
+    def overlap(self, pool: PoolId, hashes: Sequence[bytes]) -> int:
+        """Blocks of the longest run from the start of `hashes` that `pool` holds."""
+        held = self._pools.get(pool)
         if held is None:
             return 0
         run = 0

@@ -146,6 +146,7 @@ class Life:
                 age=self._age,
                 priority=self.request.priority,
                 again=failed is not None,
+                wait=not self.request.reject_if_busy,
             )
         except RegionUnavailable:
             if failed is not None:
@@ -233,15 +234,16 @@ class Life:
         if not attempt.accepted:
             return b""
         placement = attempt.placement
+        prefill = placement.prefill.node if placement.prefill else None
         if self._accepted:
             return encode_frame(
-                Moved(prefill=placement.prefill, decode=placement.decode, reason=placement.reason)
+                Moved(prefill=prefill, decode=placement.decode.node, reason=placement.reason)
             )
         self._accepted = True
         return encode_frame(
             Accepted(
-                prefill=placement.prefill,
-                decode=placement.decode,
+                prefill=prefill,
+                decode=placement.decode.node,
                 prompt_tokens=attempt.prompt_tokens,
                 reason=placement.reason,
             )
@@ -290,7 +292,8 @@ def _again(ask: Ask, decision: Again, placed: Placed) -> Ask:
         raise LookupError(f"an attempt without a {decision.side} node failed there")
     serial = seat.session.serial
     if decision.refuse:
-        return replace(ask, refused={**ask.refused, serial: seat.charge.changes})
+        key = serial, seat.dp_rank
+        return replace(ask, refused={**ask.refused, key: seat.charge.changes})
     if decision.exclude:
         return replace(ask, excluded=ask.excluded | {serial})
     return replace(ask, recompute=True)

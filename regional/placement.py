@@ -1,4 +1,4 @@
-"""Which nodes read and answer a prompt. Pure: a view of the cluster in, a decision out.
+"""Which pools read and answer a prompt. Pure: a view of the cluster in, a decision out.
 
 The decode node comes first: the one whose cache spares most, weighed against the work that it
 holds. Then the prompt is split off to a prefill node when enough of it is left to read, or the
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from core.errors import ContextLengthExceeded, RegionUnavailable
-from core.types import BLOCK_TOKENS, ModelName, NodeName, Role
+from core.types import BLOCK_TOKENS, ModelName, PoolId, Role
 from regional.cluster import ClusterView, NodeView, Offer
 
 CHUNKS_OF_BACKLOG = 2
@@ -49,7 +49,7 @@ class Scarce(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What is to be placed. `excluded` are sessions that lost or failed this request, `refused`
-    the ones that had no room for it, with their `changes` at that time."""
+    the pools (`NodeView.key`) that had no room for it, with their `changes` at that time."""
 
     model: ModelName
     prompt_tokens: int
@@ -59,7 +59,7 @@ class Ask:
     recompute: bool = False
     """A hand-off failed: the decode node reads the prompt itself."""
     excluded: frozenset[int] = frozenset()
-    refused: Mapping[int, int] = field(default_factory=dict)
+    refused: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def prefix_tokens(self) -> int:
@@ -76,8 +76,8 @@ class Ask:
 class Placement:
     """`compute_tokens` is what the reading node has to compute, `cached_tokens` what it holds."""
 
-    prefill: NodeName | None
-    decode: NodeName
+    prefill: PoolId | None
+    decode: PoolId
     reason: Reason
     compute_tokens: int
     cached_tokens: int
@@ -89,14 +89,14 @@ class Wait:
 
 
 def place(
-    view: ClusterView, overlaps: Mapping[NodeName, int], ask: Ask, *, split_min_tokens: int
+    view: ClusterView, overlaps: Mapping[PoolId, int], ask: Ask, *, split_min_tokens: int
 ) -> Placement | Wait:
-    """Decide. `overlaps` gives blocks of the first n−1 tokens that a node holds.
+    """Decide. `overlaps` gives blocks of the first n−1 tokens that a pool holds.
 
     Raises RegionUnavailable when no node that could take it may be asked now, ContextLengthExceeded
     when no node of the region has a pool that is large enough.
     """
-    cached = {name: blocks * BLOCK_TOKENS for name, blocks in overlaps.items()}
+    cached = {pool: blocks * BLOCK_TOKENS for pool, blocks in overlaps.items()}
     serving = [
         (node, offer)
         for node in view.nodes
@@ -109,7 +109,7 @@ def place(
     if not free:
         return Wait(Scarce.DECODE)
     decode, offer = min(free, key=lambda pair: _decode_cost(pair[0], free, cached, ask))
-    remainder = ask.prefix_tokens - cached.get(decode.name, 0)
+    remainder = ask.prefix_tokens - cached.get(decode.pool, 0)
     itself = _reads_itself(remainder, ask, split_min_tokens)
     if itself is not None:
         return _direct(decode, itself, remainder, ask)
@@ -154,21 +154,21 @@ def _has_slot(node: NodeView, ask: Ask) -> bool:
 
 def _accepts(node: NodeView, ask: Ask) -> bool:
     """False while nothing has changed since the node had no room for this very request."""
-    return ask.refused.get(node.serial) != node.changes
+    return ask.refused.get(node.key) != node.changes
 
 
 def _decode_cost(
-    node: NodeView, among: list[tuple[NodeView, Offer]], cached: Mapping[NodeName, int], ask: Ask
-) -> tuple[bool, float, int, str]:
+    node: NodeView, among: list[tuple[NodeView, Offer]], cached: Mapping[PoolId, int], ask: Ask
+) -> tuple[bool, float, int, PoolId]:
     """Overloaded last, then seconds: reading what is not cached, behind what it reads already,
     and an answer's time for the share of its sequences that are taken."""
     mean = sum(other.sequences for other, _ in among) / len(among)
     overloaded = node.sequences > max(LOAD_RATIO * mean, mean + LOAD_MARGIN)
-    unread = ask.prefix_tokens - cached.get(node.name, 0) + node.prefill_tokens
+    unread = ask.prefix_tokens - cached.get(node.pool, 0) + node.prefill_tokens
     crowd = node.sequences / node.max_sequences
     seconds = unread / node.prefill_tokens_per_s
     seconds += crowd * TYPICAL_ANSWER_TOKENS / node.decode_tokens_per_s
-    return overloaded, seconds, node.sequences, node.name
+    return overloaded, seconds, node.sequences, node.pool
 
 
 def _reads_itself(remainder: int, ask: Ask, split_min_tokens: int) -> Reason | None:
@@ -187,11 +187,11 @@ def _split(
     decode: NodeView,
     remainder: int,
     readers: list[NodeView],
-    cached: Mapping[NodeName, int],
+    cached: Mapping[PoolId, int],
     ask: Ask,
 ) -> Placement | Wait:
     def unread(node: NodeView) -> int:
-        return ask.prefix_tokens - cached.get(node.name, 0)
+        return ask.prefix_tokens - cached.get(node.pool, 0)
 
     def seconds(node: NodeView) -> float:
         return (unread(node) + node.prefill_tokens) / node.prefill_tokens_per_s
@@ -202,13 +202,13 @@ def _split(
         return (
             _direct(decode, Reason.PREFILL_BUSY, remainder, ask) if idle else Wait(Scarce.PREFILL)
         )
-    best = min(free, key=lambda node: (seconds(node), node.name))
+    best = min(free, key=lambda node: (seconds(node), node.pool))
     alone = remainder / decode.prefill_tokens_per_s
     if idle and remainder < unread(best) and alone * MUCH_BETTER <= seconds(best):
         return _direct(decode, Reason.CACHED_ON_DECODE, remainder, ask)
     return Placement(
-        prefill=best.name,
-        decode=decode.name,
+        prefill=best.pool,
+        decode=decode.pool,
         reason=Reason.SPLIT,
         compute_tokens=unread(best),
         cached_tokens=ask.prefix_tokens - unread(best),
@@ -224,7 +224,7 @@ def takes_prompt(node: NodeView, tokens: int) -> bool:
 def _direct(decode: NodeView, reason: Reason, remainder: int, ask: Ask) -> Placement:
     return Placement(
         prefill=None,
-        decode=decode.name,
+        decode=decode.pool,
         reason=reason,
         compute_tokens=remainder + 1,
         cached_tokens=ask.prefix_tokens - remainder,

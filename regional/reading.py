@@ -13,7 +13,15 @@ import msgspec
 from core.config import Topology
 from core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from core.prefix import block_hashes, block_root
-from core.types import BLOCK_TOKENS, GenerateRequest, Message, ModelName, Sampling
+from core.types import (
+    BLOCK_TOKENS,
+    GenerateRequest,
+    Message,
+    ModelName,
+    Sampling,
+    Tool,
+    ToolChoice,
+)
 
 OFF_LOOP_CHARS = 4096
 """A prompt longer than this is encoded in a thread: it would hold up every stream for over 1 ms."""
@@ -35,17 +43,26 @@ class TextModel(Protocol):
     def vocab_size(self) -> int: ...
 
     def encode_chat(
-        self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        rendered_at: int,
+        at_most: int | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = ToolChoice.AUTO,
+        forced_tool: str = "",
     ) -> list[int]: ...
 
     def encode_prompt(
         self, prompt: str | Sequence[int], *, at_most: int | None = None
     ) -> list[int]: ...
 
+    def grammar(self, request: GenerateRequest) -> str: ...
+
 
 class Reading:
-    """A request that was read: `request` has the model's canonical name and nothing left of its
-    text, nor of what the edge said about it for the region alone."""
+    """A request that was read: `request` has the model's canonical name, the grammar of its answer
+    and nothing left of its text, nor of what the edge said about it for the region alone."""
 
     def __init__(self, request: GenerateRequest, token_ids: list[int]) -> None:
         self.request = request
@@ -84,7 +101,8 @@ class Reader:
         return min(own, configured) if configured else own
 
     async def read(self, request: GenerateRequest) -> Reading:
-        """Raises ModelNotFound, InvalidRequest, TemplateRefused or ContextLengthExceeded."""
+        """Raises ModelNotFound, InvalidRequest, TemplateRefused or ContextLengthExceeded; and
+        UnsupportedField for a schema that the answer could not be held to."""
         model = self._model(request.model)
         text = self._texts[model]
         context = self.context(model)
@@ -93,12 +111,12 @@ class Reader:
         if request.prompt is not None and not isinstance(request.prompt, str):
             self._fitting(request, len(request.prompt), context)  # ids need no reading to be many
         size = _size(request)
-        if size > OFF_LOOP_CHARS:
+        if size > OFF_LOOP_CHARS or _formed(request):
             pool = self._huge if size > HUGE_CHARS else self._long
             loop = asyncio.get_running_loop()
-            token_ids = await loop.run_in_executor(pool, _encode, text, request, context)
+            grammar, token_ids = await loop.run_in_executor(pool, _encode, text, request, context)
         else:
-            token_ids = _encode(text, request, context)
+            grammar, token_ids = _encode(text, request, context)
         bare = msgspec.structs.replace(
             request,
             model=model,
@@ -107,6 +125,9 @@ class Reader:
             sampling=self._fitting(request, len(token_ids), context),
             route_chain=b"",
             route_ends=(),
+            tools=tuple(Tool(name=tool.name) for tool in request.tools),
+            response_format=None,
+            grammar=grammar,
         )
         return Reading(bare, token_ids)
 
@@ -176,15 +197,39 @@ def _few_turns(request: GenerateRequest, context: int) -> None:
         )
 
 
-def _encode(text: TextModel, request: GenerateRequest, context: int) -> list[int]:
+def _encode(text: TextModel, request: GenerateRequest, context: int) -> tuple[str, list[int]]:
+    """The grammar of the answer and the ids of the prompt."""
     if request.prompt is not None:
-        return text.encode_prompt(request.prompt, at_most=context)
-    return text.encode_chat(request.messages, rendered_at=request.rendered_at, at_most=context)
+        return "", text.encode_prompt(request.prompt, at_most=context)
+    grammar = text.grammar(request) if _formed(request) else ""
+    for field in ("ignore_eos", "min_tokens"):
+        if grammar and getattr(request.sampling, field):
+            raise InvalidRequest(
+                f"'{field}' cannot be kept where a schema says how the answer ends", param=field
+            )
+    token_ids = text.encode_chat(
+        request.messages,
+        rendered_at=request.rendered_at,
+        at_most=context,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        forced_tool=request.forced_tool,
+    )
+    return grammar, token_ids
+
+
+def _formed(request: GenerateRequest) -> bool:
+    """Is there anything that an answer may have to be held to?"""
+    return bool(request.tools) or request.response_format is not None
 
 
 def _size(request: GenerateRequest) -> int:
     """How much there is to read, in characters; a token id counts as one: it is only checked."""
-    return len(request.prompt or ()) + sum(
-        _TURN_CHARS + len(m.content or "") + sum(len(call.arguments) for call in m.tool_calls)
-        for m in request.messages
+    return (
+        len(request.prompt or ())
+        + sum(
+            _TURN_CHARS + len(m.content or "") + sum(len(call.arguments) for call in m.tool_calls)
+            for m in request.messages
+        )
+        + sum(len(tool.description) + len(tool.parameters) for tool in request.tools)
     )

@@ -27,8 +27,8 @@ from core.errors import (
 from core.events import Done, encode_frame
 from core.metrics import RouterMetrics
 from core.naps import nap
-from core.types import GenerateRequest, RequestId
-from regional.cluster import Cluster
+from core.types import GenerateRequest, PoolId, RequestId
+from regional.cluster import Cluster, pools_of
 from regional.dispatch import Dispatcher, Placed
 from regional.kv_index import KvIndex
 from regional.life import Body, Life, Write
@@ -176,7 +176,7 @@ class Router:
         self._changed()
 
     def _prompt_read(self, request: GenerateRequest, reading: Reading, placed: Placed) -> None:
-        member = self.cluster.find(placed.placement.decode)
+        member = self.cluster.find(placed.placement.decode.node)
         offer = member.view().offer(reading.request.model) if member is not None else None
         if offer is None:
             return  # the node left while it read: nothing of it is held
@@ -210,7 +210,11 @@ class Router:
             raise
         if replaced is not None:
             self._forget(replaced, "the node joined again")
-        self.index.join(session.name, limit=sum(m.blocks for m in session.join.models))
+            for pool in _pools(replaced):
+                self.index.leave(pool)
+        pools = _pools(session)
+        for pool in pools:
+            self.index.join(pool, limit=sum(m.blocks for m in session.join.models))
         log.info("node %s joined as %s, pid %d", session.name, session.join.role, session.join.pid)
         self.dispatcher.poke()
 
@@ -245,7 +249,8 @@ class Router:
 
     def _lose(self, session: NodeSession, reason: str) -> None:
         if self.cluster.remove(session):
-            self.index.leave(session.name)
+            for pool in _pools(session):
+                self.index.leave(pool)
             log.warning("node %s is lost: %s", session.name, reason)
             self._forget(session, reason)
             self.dispatcher.poke()
@@ -262,9 +267,10 @@ class Router:
             life.hear(session, body)
 
     def _cache_events(self, session: NodeSession, events: pb.CacheEvents) -> None:
-        was_known = self.index.known(session.name)
+        pool = PoolId(session.name, events.pool)
+        was_known = self.index.known(pool)
         known = self.index.apply(
-            session.name,
+            pool,
             sequence=events.sequence,
             snapshot=events.snapshot,
             stored=events.stored,
@@ -272,6 +278,10 @@ class Router:
         )
         if was_known and not known:
             log.warning("node %s: cache events do not add up; its cache is unknown", session.name)
+
+
+def _pools(session: NodeSession) -> list[PoolId]:
+    return [PoolId(session.name, dp_rank) for dp_rank in range(pools_of(session.join))]
 
 
 def _outcome(life: Life, error: RequestError | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from core.framing import encode_frame
-from core.status import ModelStatus, NodeStatus, RegionPrefixes, RegionStatus
+from core.status import ModelStatus, NodeStatus, RankStatus, RegionPrefixes, RegionStatus
 from core.types import ModelName, RegionName, Role
 from regional.cluster import ClusterView, Member, NodeView
 from regional.prefixes import Prefixes
@@ -32,8 +32,8 @@ def node_status(member: Member) -> NodeStatus:
         waiting=beat.waiting,
         blocks_used=beat.blocks_used,
         blocks_cached=beat.blocks_cached,
-        blocks_total=view.offers[0].blocks,
-        prefill_backlog_tokens=view.prefill_tokens,
+        blocks_total=view.offers[0].blocks * len(member.pools),
+        prefill_backlog_tokens=sum(one.prefill_tokens for one in member.views()),
         generated_tokens=beat.generated_tokens,
         computed_prompt_tokens=beat.computed_prompt_tokens,
         cached_prompt_tokens=beat.cached_prompt_tokens,
@@ -42,6 +42,8 @@ def node_status(member: Member) -> NodeStatus:
         accepted_tokens=beat.accepted_tokens,
         kv_bytes_sent=beat.kv_bytes_sent,
         kv_bytes_received=beat.kv_bytes_received,
+        plan=join.plan,
+        ranks=tuple(RankStatus(one.rank, one.pid, one.part) for one in join.ranks),
     )
 
 
@@ -78,7 +80,7 @@ def decode_work_s(view: ClusterView) -> float:
 def fullest_pool(members: Iterable[Member]) -> float:
     """Share of blocks in use on the decode-capable node that has the fewest left."""
     shares = (
-        member.beat.blocks_used / offer.blocks
+        member.beat.blocks_used / (offer.blocks * len(member.pools))
         for member in members
         if member.role is not Role.PREFILL
         for offer in member.offers

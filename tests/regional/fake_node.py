@@ -188,10 +188,16 @@ class FakeNode:
         self.say(pb.NodeMessage(step_output=pb.StepOutput(sequences=[sequence])))
 
     def cache(
-        self, sequence: int, *, snapshot: bool = False, stored: bytes = b"", evicted: bytes = b""
+        self,
+        sequence: int,
+        *,
+        snapshot: bool = False,
+        stored: bytes = b"",
+        evicted: bytes = b"",
+        pool: int = 0,
     ) -> None:
         events = pb.CacheEvents(
-            sequence=sequence, snapshot=snapshot, stored=stored, evicted=evicted
+            sequence=sequence, snapshot=snapshot, stored=stored, evicted=evicted, pool=pool
         )
         self.say(pb.NodeMessage(cache_events=events))
 

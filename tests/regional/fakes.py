@@ -22,6 +22,8 @@ from core.types import (
     RegionName,
     RequestId,
     Sampling,
+    Tool,
+    ToolChoice,
     Usage,
 )  # fmt: skip
 from regional.app import RouterApp
@@ -47,7 +49,14 @@ class ByteText:
     vocab_size = 256
 
     def encode_chat(
-        self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        rendered_at: int,
+        at_most: int | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = ToolChoice.AUTO,
+        forced_tool: str = "",
     ) -> list[int]:
         return [byte for message in messages for byte in (message.content or "").encode()]
 
@@ -55,6 +64,9 @@ class ByteText:
         self, prompt: str | Sequence[int], *, at_most: int | None = None
     ) -> list[int]:
         return list(prompt.encode() if isinstance(prompt, str) else prompt)
+
+    def grammar(self, request: GenerateRequest) -> str:
+        return ""
 
 
 def topology(

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from core.errors import NoCapacity, NodeLost, RequestError, TransferFailed
-from core.types import NodeName
+from core.types import NodeName, PoolId
 from regional.attempt import MAX_TRIES, Again, Attempt, Failure, Send, Side, after
 from regional.cluster import Work
 from regional.pb import node_pb2 as pb
 from regional.placement import Placement, Reason
 from tests.regional.fakes import ask
 
-P, D = NodeName("p"), NodeName("d")
+P, D = PoolId(NodeName("p"), 2), PoolId(NodeName("d"), 1)
 RESERVED = pb.Reserved(attempt_id="r.1", ticket=pb.Ticket(id="t"))
 DELTA = pb.SequenceOutput(attempt_id="r.1", delta=True)
 LAST = pb.SequenceOutput(attempt_id="r.1", last=True)
 
 
-def attempt(prefill: NodeName | None = P) -> Attempt:
+def attempt(prefill: PoolId | None = P) -> Attempt:
     placement = Placement(prefill, D, Reason.SPLIT, compute_tokens=3, cached_tokens=0)
     return Attempt("r.1", placement, ask(), [1, 2, 3, 4])
 

@@ -126,7 +126,7 @@ def test_a_model_that_is_overrun_holds_up_no_other() -> None:
         holder = await (await desk.want(10))
         waiting = [await desk.want(10) for _ in range(2 * LOOK_AHEAD)]
         placed = await asyncio.wait_for(await desk.want(10, model=OTHER), 5)
-        assert placed.placement.decode == "o1"
+        assert placed.placement.decode.node == "o1"
         assert desk.dispatcher.queued == len(waiting)
         for task in waiting:
             task.cancel()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regional.hot import NEW_IN_A_PROMPT, PUBLISHED, WINDOW_S, HotCounter
 
@@ -29,6 +32,46 @@ def test_counts_are_bounded_and_the_error_is_as_stated() -> None:
         assert found <= count
         assert found >= count - counter.lost - 1
     assert counter.total == 20_000
+
+
+_chains = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), max_size=120)
+
+
+def _ids(path: list[int]) -> list[bytes]:
+    """The chain of a path in a tree: equal beginnings have equal ids."""
+    return [bytes(path[: end + 1]).ljust(12, b"\xff") for end in range(len(path))]
+
+
+@given(_chains, st.integers(2, 12))
+def test_no_chain_of_prompts_breaks_the_stated_error(paths: list[list[int]], size: int) -> None:
+    """Whatever is asked in whatever order, in a table far too small for it."""
+    counter, true, cuts = HotCounter(size=size), Counter[bytes](), 0
+    for path in paths:
+        before = counter.lost
+        counter.count(_ids(path), 0.0)
+        cuts += counter.lost > before
+        true.update(_ids(path))
+        assert len(counter) <= 2 * size
+    assert counter.lost <= true.total() / (size + 1)
+    counted = dict(counter.frequent(0.0, 0.0))
+    for path in paths:
+        for depth, one in enumerate(_ids(path), start=1):
+            waited = -(-depth // NEW_IN_A_PROMPT) * (1 + cuts)
+            assert counted.get(one, 0.0) <= true[one]
+            # A count below one is not among the frequent.
+            assert counted.get(one, 1.0) >= true[one] - counter.lost - waited
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 40)), max_size=60))
+def test_no_count_is_ever_too_high(asked: list[tuple[int, float]]) -> None:
+    """Also while it fades: against sums that fade by the same ticks."""
+    counter, now, true = HotCounter(size=4), 0.0, Counter[bytes]()
+    for number, pause in asked:
+        now += pause
+        counter.count([_id(number)], now)
+        true[_id(number)] += 1
+        assert all(count <= true[one] + 1e-9 for one, count in counter.frequent(0.0, now))
+    assert counter.total <= len(asked)
 
 
 def test_the_unique_rest_of_prompts_does_not_fill_the_table() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.types import NodeName
+from core.types import NodeName, PoolId
 from regional.kv_index import KvIndex
 
-A, B = NodeName("a"), NodeName("b")
+A, B = PoolId(NodeName("a")), PoolId(NodeName("a"), 1)
 CHAIN = [bytes([n]) * 16 for n in range(12)]
 
 _some = st.lists(st.sampled_from(CHAIN), unique=True, max_size=8)
@@ -75,6 +75,17 @@ def test_it_dies_with_its_node() -> None:
     index.leave(A)
     assert index.overlap(A, CHAIN) == 0
     assert not fed(index, 2, CHAIN, snapshot=True)
+
+
+def test_the_pools_of_one_node_are_apart() -> None:
+    index = KvIndex()
+    for pool in (A, B):
+        index.join(pool, limit=100)
+    fed(index, 1, CHAIN, snapshot=True)
+    assert (index.overlap(A, CHAIN), index.overlap(B, CHAIN)) == (len(CHAIN), 0)
+    assert (index.known(A), index.known(B)) == (True, False)
+    index.leave(B)
+    assert index.overlap(A, CHAIN) == len(CHAIN)
 
 
 def test_it_is_bounded_and_takes_whole_hashes_only() -> None:

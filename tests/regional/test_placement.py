@@ -7,18 +7,19 @@ from dataclasses import replace
 import pytest
 
 from core.errors import ContextLengthExceeded, RegionUnavailable
-from core.types import ModelName, NodeName, Role
+from core.types import ModelName, NodeName, PoolId, Role
 from regional.cluster import ClusterView, NodeView, Offer
 from regional.placement import Ask, Placement, Reason, Scarce, Wait, place
 
 MODEL = ModelName("m")
-P, P2, D, D2, C = (NodeName(name) for name in ("p", "p2", "d", "d2", "c"))
+P, P2, D, D2, C = (PoolId(NodeName(name)) for name in ("p", "p2", "d", "d2", "c"))
 
 
-def node(name: NodeName, role: Role, **changes: object) -> NodeView:
+def node(pool: PoolId, role: Role, **changes: object) -> NodeView:
     view = NodeView(
-        name=name,
-        serial=sum(name.encode()),
+        name=pool.node,
+        dp_rank=pool.dp_rank,
+        serial=sum(pool.node.encode()),
         role=role,
         offers=(Offer(MODEL, b"f", 8192, 1024),),
         max_sequences=8,
@@ -38,7 +39,7 @@ OTHER_WEIGHTS = (Offer(MODEL, b"other", 8192, 1024),)
 def placed(
     *nodes: NodeView,
     tokens: int = 1501,
-    cached: dict[NodeName, int] | None = None,
+    cached: dict[PoolId, int] | None = None,
     ask: Ask | None = None,
 ) -> Placement | Wait:
     request = ask or Ask(model=MODEL, prompt_tokens=tokens, max_tokens=64)
@@ -51,7 +52,7 @@ BUSY_PREFILL = replace(PREFILL, prefills=1, prefill_tokens=1000)
 LIGHT_PREFILL = replace(PREFILL, prefills=1, prefill_tokens=300)
 WORKING = replace(DECODE, sequences=1)
 
-TABLE: list[tuple[str, Placement | Wait, NodeName | None, NodeName, Reason]] = [
+TABLE: list[tuple[str, Placement | Wait, PoolId | None, PoolId, Reason]] = [
     ("cold and long", placed(PREFILL, DECODE), P, D, Reason.SPLIT),
     ("remainder below the limit", placed(PREFILL, DECODE, tokens=256), None, D,
      Reason.SHORT_REMAINDER),
@@ -100,10 +101,30 @@ TABLE: list[tuple[str, Placement | Wait, NodeName | None, NodeName, Reason]] = [
     ids=[row[0] for row in TABLE],
 )
 def test_table(
-    decision: Placement | Wait, prefill: NodeName | None, decode: NodeName, reason: Reason
+    decision: Placement | Wait, prefill: PoolId | None, decode: PoolId, reason: Reason
 ) -> None:
     assert isinstance(decision, Placement)
     assert (decision.prefill, decision.decode, decision.reason) == (prefill, decode, reason)
+
+
+def test_pools_of_one_node_are_told_apart() -> None:
+    """Data-parallel attention: each has its own blocks, its own work and its own refusals."""
+    first, second = node(D, Role.DECODE), node(D, Role.DECODE, dp_rank=1)
+    decision = placed(first, second, cached={second.pool: 90})
+    assert isinstance(decision, Placement)
+    assert decision.decode == PoolId(D.node, 1)
+    assert decision.cached_tokens == 1440
+    crowded = placed(first, replace(second, sequences=6), cached={second.pool: 90})
+    assert isinstance(crowded, Placement)
+    assert crowded.decode == D
+    refused = Ask(model=MODEL, prompt_tokens=9, max_tokens=1, refused={first.key: 0})
+    elsewhere = placed(first, second, ask=refused)
+    assert isinstance(elsewhere, Placement)
+    assert elsewhere.decode == second.pool
+    readers = [node(P, Role.PREFILL), node(P, Role.PREFILL, dp_rank=1)]
+    split = placed(*readers, DECODE, cached={readers[1].pool: 30})
+    assert isinstance(split, Placement)
+    assert split.prefill == readers[1].pool
 
 
 def test_computed_and_cached_add_up() -> None:
@@ -121,7 +142,7 @@ def test_waits() -> None:
 
 
 def test_a_refusal_holds_until_something_changes() -> None:
-    refused = Ask(model=MODEL, prompt_tokens=9, max_tokens=1, refused={DECODE.serial: 3})
+    refused = Ask(model=MODEL, prompt_tokens=9, max_tokens=1, refused={DECODE.key: 3})
     assert placed(replace(DECODE, changes=3), ask=refused) == Wait(Scarce.DECODE)
     assert isinstance(placed(replace(DECODE, changes=4), ask=refused), Placement)
 
@@ -162,7 +183,7 @@ def test_room_that_is_away_for_the_moment_is_not_the_callers_fault() -> None:
 def test_a_hot_prefix_spreads_within_the_bound() -> None:
     """B21: everyone shares one prefix that one of eight nodes holds; work stays within
     max(1.25 × mean, mean + 2) and the cache's holder is used as far as that allows."""
-    names = [NodeName(f"d{n}") for n in range(8)]
+    names = [PoolId(NodeName(f"d{n}")) for n in range(8)]
     load = dict.fromkeys(names, 0)
     for _ in range(40):
         nodes = [node(n, Role.DECODE, sequences=load[n], max_sequences=64) for n in names]

@@ -83,7 +83,12 @@ def test_ids_of_a_prompt_are_counted_before_they_are_looked_at() -> None:
 def test_more_turns_than_tokens_are_refused_unrendered(messages: tuple[Message, ...]) -> None:
     class Never(ByteText):
         def encode_chat(
-            self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+            self,
+            messages: Sequence[Message],
+            *,
+            rendered_at: int,
+            at_most: int | None = None,
+            **_: object,
         ) -> list[int]:
             raise AssertionError("it was rendered")
 
@@ -159,7 +164,12 @@ def test_what_takes_long_to_read_does_not_hold_up_other_streams(
 
     class Noting(ByteText):
         def encode_chat(
-            self, messages: Sequence[Message], *, rendered_at: int, at_most: int | None = None
+            self,
+            messages: Sequence[Message],
+            *,
+            rendered_at: int,
+            at_most: int | None = None,
+            **_: object,
         ) -> list[int]:
             where.append(threading.current_thread())
             return [1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from core.events import Accepted, Delta, Done, Fault, Finish, Moved
-from core.types import GenerateRequest
+from core.types import GenerateRequest, PoolId
 from tests.regional.fake_node import MODEL, FakeNode, attempt_of, work_of
 from tests.regional.fakes import Here, ask, delta, ending, region, run
 
@@ -116,6 +116,46 @@ def test_a_cached_prompt_is_not_read_again(tmp_path: Path) -> None:
             events = await second
             assert isinstance(events[0], Accepted)
             assert (events[0].prefill, events[0].reason) == (None, "cached_on_decode")
+
+    run(test())
+
+
+def test_a_prompt_goes_to_the_pool_that_holds_it(tmp_path: Path) -> None:
+    """Data-parallel attention: (node, dp rank) in events, placement and what nodes are told."""
+
+    async def test() -> None:
+        async with region(tmp_path, *PAIR) as here:
+            prefill = await here.joined("p1", "prefill")
+            decode = here.node("d1", "decode")
+            decode.join.pools = 3
+            await decode.start()
+            await here.until(lambda: len(here.app.router.cluster.view().nodes) == 4)
+            decode.cache(1, snapshot=True)
+            decode.cache(1, snapshot=True, stored=_hashes(b"y" * 80), pool=2)
+            await here.until(lambda: here.app.router.index.size(PoolId(decode.name, 2)) == 5)
+            split = here.asking(ask("y" * 80 + "x" * 1000))
+            reserve = (await decode.got("reserve")).reserve
+            assert reserve.pool == 2
+            decode.reserved(reserve.attempt_id, cached=80)
+            assert (await prefill.got("prefill")).prefill.pool == 0
+            await decode.got("start")
+            prefill.prefill_done(reserve.attempt_id)
+            others: list[int] = []
+            for number in (2, 3):  # what pool 2 does already counts against it alone
+                short = here.asking(ask("z", request_id=f"r{number}"))
+                start = (await decode.got("start")).start
+                others.append(start.pool)
+                decode.output(start.attempt_id, delta("a"), *ending(1))
+                await short
+            assert 2 not in others
+            decode.output(reserve.attempt_id, delta("a"), *ending(1080))
+            assert isinstance((await split)[0], Accepted)
+            status = here.app.publisher.snapshot().nodes
+            assert [one.blocks_total for one in status if one.name == "d1"] == [3 * 1024]
+            await decode.die()
+            await here.until(lambda: len(here.app.router.cluster.view().nodes) == 1)
+            assert here.app.router.index.size(PoolId(decode.name, 2)) == 0
+            assert here.at_rest()
 
     run(test())
 

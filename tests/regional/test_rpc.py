@@ -10,6 +10,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.events import Fault
+from core.types import PoolId
 from regional.pb import node_pb2 as pb
 from regional.rpc import MAX_MESSAGE_BYTES, Keepalive, channel_options, server_options
 from tests.regional.fake_node import FakeNode, attempt_of
@@ -124,7 +125,7 @@ def test_a_node_that_joins_again_replaces_itself(tmp_path: Path) -> None:
             new.output(start.attempt_id, delta("a"), *ending())
             assert (await answer)[-1] == ending()[-1]
             assert _joined(here) == ["d1"]
-            assert here.app.router.index.size(new.name) == 0
+            assert here.app.router.index.size(PoolId(new.name)) == 0
             assert here.at_rest()
 
     run(test())
@@ -234,7 +235,7 @@ def test_messages_over_four_mebibytes(tmp_path: Path) -> None:
             await here.until(
                 lambda: any(m.beat.running == 3 for m in here.app.router.cluster.members())
             )
-            assert here.app.router.index.size(node.name) == 400_000
+            assert here.app.router.index.size(PoolId(node.name)) == 400_000
 
     run(test())
 

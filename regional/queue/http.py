@@ -1,0 +1,110 @@
+"""How edges hand in batches and ask for them, behind the region's secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from core.batches import QueueReply, Submission
+from core.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    VersionSkew,
+    to_fault,
+)  # fmt: skip
+from core.types import WIRE_VERSION
+from regional.queue.kept import KeptQueue
+
+WIRE_HEADER = "x-skerry-wire"
+_BYTES_PER_ITEM = 4096
+"""What a request may weigh here beyond its JSON: our own fields, a seed, a chain of hashes."""
+MAX_BODY_ITEMS = 1024
+
+_decode = msgspec.msgpack.Decoder(Submission).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class QueueHttp:
+    """`check` raises the refusal of a caller without the secret; `poke` tells the worker."""
+
+    def __init__(
+        self,
+        kept: KeptQueue,
+        *,
+        check: Callable[[web.Request], None],
+        poke: Callable[[], None],
+        body_bytes: int,
+    ) -> None:
+        self._kept = kept
+        self._check = check
+        self._poke = poke
+        self._limit = body_bytes + MAX_BODY_ITEMS * _BYTES_PER_ITEM
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/internal/v1/queue", self._add),
+            web.get("/internal/v1/queue/{batch}", self._state),
+            web.post("/internal/v1/queue/{batch}/told", self._told),
+        ]
+
+    async def _add(self, http: web.Request) -> web.Response:
+        self._check(http)
+        try:
+            _check_wire(http)
+            reply: QueueReply = await self._kept.add(_submission(await self._body(http)))
+        except RequestError as error:
+            reply = to_fault(error)
+        self._poke()
+        return _answer(reply)
+
+    async def _state(self, http: web.Request) -> web.Response:
+        self._check(http)
+        try:
+            _check_wire(http)
+            state = await self._kept.state(*_named(http))
+            reply: QueueReply = state or to_fault(NotFound("there is no such batch"))
+        except RequestError as error:
+            reply = to_fault(error)
+        return _answer(reply)
+
+    async def _told(self, http: web.Request) -> web.Response:
+        self._check(http)
+        try:
+            await self._kept.told(*_named(http))
+        except RequestError as error:
+            return _answer(to_fault(error))
+        return web.Response(status=204)
+
+    async def _body(self, http: web.Request) -> bytes:
+        pieces = bytearray()
+        async for piece in http.content.iter_any():
+            pieces += piece
+            if len(pieces) > self._limit:
+                raise BodyTooLarge(f"the batch is over {self._limit} bytes")
+        return bytes(pieces)
+
+
+def _submission(body: bytes) -> Submission:
+    try:
+        return _decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is no batch: {error}") from error
+
+
+def _named(http: web.Request) -> tuple[str, str]:
+    return http.match_info["batch"], http.query.get("namespace", "")
+
+
+def _check_wire(http: web.Request) -> None:
+    wire = http.headers.get(WIRE_HEADER)
+    if wire != str(WIRE_VERSION):
+        raise VersionSkew(f"the edge speaks wire {wire}, this router {WIRE_VERSION}")
+
+
+def _answer(reply: QueueReply) -> web.Response:
+    headers = {WIRE_HEADER: str(WIRE_VERSION)}
+    return web.Response(body=_encode(reply), content_type="application/msgpack", headers=headers)
