@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from core.types import BLOCK_TOKENS, GenerateRequest, Message
+from core.types import BLOCK_TOKENS, GenerateRequest, Message, Tool
 
 TEXT_BLOCK_BYTES = 512
 BLOCK_GROWTH = ((32, TEXT_BLOCK_BYTES), (64, 2048), (128, 8192))
@@ -116,7 +116,7 @@ def prompt_chain(request: GenerateRequest, *, fleet_key: bytes) -> Chain:
 
 
 def records(request: GenerateRequest) -> Iterator[bytes]:
-    """Canonical text of the prompt, one record per message, raw prompt or token list.
+    """Canonical text of the prompt, one record per tool, message, raw prompt or token list.
 
     The free text comes last and without its length: two prompts that begin alike must share
     their first blocks. Where a record ends is told to the hash, not written into the bytes.
@@ -126,6 +126,8 @@ def records(request: GenerateRequest) -> Iterator[bytes]:
     elif request.prompt is not None:
         ids = request.prompt
         yield _framed((b"kind", b"ids")) + struct.pack(f">{len(ids)}I", *ids)
+    for tool in request.tools:
+        yield _framed(*_tool_head(tool)) + tool.parameters.encode()
     for message in request.messages:
         yield _framed(*_message_head(message)) + (message.content or "").encode()
 
@@ -134,6 +136,11 @@ def affinity_key(affinity: str, *, fleet_key: bytes, namespace: str = "") -> byt
     """The ring key of a caller's own affinity id, which replaces the text chain."""
     text = _framed((b"namespace", namespace.encode()), (b"affinity", affinity.encode()))
     return _route_hash(fleet_key[:64], text)
+
+
+def _tool_head(tool: Tool) -> Iterator[tuple[bytes, bytes]]:
+    yield b"tool", tool.name.encode()
+    yield b"description", tool.description.encode()
 
 
 def _message_head(message: Message) -> Iterator[tuple[bytes, bytes]]:

@@ -27,6 +27,14 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Of one sequence on one node."""
 
 
+class RankStatus(msgspec.Struct, frozen=True):
+    """One process that computes; `part`: the layers and KV heads that it holds."""
+
+    rank: int
+    pid: int
+    part: str
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node as its router sees it. Counters run since the node's start."""
 
@@ -50,6 +58,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted_tokens: int = 0
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
+    plan: str = ""
+    """How its model is split, as `core.parallel.Plan` writes it."""
+    ranks: tuple[RankStatus, ...] = ()
 
 
 class RegionStatus(

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from core.config import Routing
 from edge.routing.placement import (
     Asked,
     Option,
     Reason,
-    RegionView,
     RouteDecision,
+    Standing,
     choose,
     load_bound_s,
 )
+from edge.routing.view import RegionView
+from edge.routing.weights import WEIGHTS, Weights
 
 RIVALS_ROUTING = Routing(load_margin_s=2.0)
 """The rivals' bound: they know no queue but by it, and do best with a narrow one."""
-Policy = Callable[[Sequence[RegionView], Asked, Routing, random.Random], RouteDecision]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the product's choice is given; the others look away."""
+
+    routing: Routing = field(default_factory=Routing)
+    weights: Weights = WEIGHTS
+
+
+Policy = Callable[[Sequence[RegionView], Asked, Rules, random.Random], RouteDecision]
 
 
 def product(
-    view: Sequence[RegionView], asked: Asked, routing: Routing, _: random.Random
+    view: Sequence[RegionView], asked: Asked, rules: Rules, _: random.Random
 ) -> RouteDecision:
-    return choose(view, asked, routing)
+    return choose(view, asked, rules.routing, rules.weights)
 
 
 def ring_and_bound(
-    view: Sequence[RegionView], asked: Asked, _: Routing, __: random.Random
+    view: Sequence[RegionView], asked: Asked, _: Rules, __: random.Random
 ) -> RouteDecision:
     """The first region of the key's walk that is not overloaded; no digests, no distances."""
     by_name = {region.name: region for region in view}
@@ -36,7 +49,7 @@ def ring_and_bound(
 
 
 def nearest_and_bound(
-    view: Sequence[RegionView], asked: Asked, _: Routing, __: random.Random
+    view: Sequence[RegionView], asked: Asked, _: Rules, __: random.Random
 ) -> RouteDecision:
     """Of regions that are equally near, the one that comes first in the walk."""
     by_name = {region.name: region for region in view}
@@ -45,14 +58,14 @@ def nearest_and_bound(
 
 
 def least_loaded(
-    view: Sequence[RegionView], asked: Asked, _: Routing, chance: random.Random
+    view: Sequence[RegionView], asked: Asked, _: Rules, chance: random.Random
 ) -> RouteDecision:
     shuffled = chance.sample(list(view), len(view))
     return _first(sorted(shuffled, key=lambda region: region.work_s), asked)
 
 
 def at_random(
-    view: Sequence[RegionView], asked: Asked, _: Routing, chance: random.Random
+    view: Sequence[RegionView], asked: Asked, _: Rules, chance: random.Random
 ) -> RouteDecision:
     return _first(chance.sample(list(view), len(view)), asked)
 
@@ -77,17 +90,18 @@ def _bounded(regions: Sequence[RegionView], asked: Asked) -> RouteDecision:
 
 def _first(regions: Sequence[RegionView], asked: Asked) -> RouteDecision:
     usable = [region for region in regions if region.usable] or list(regions)
-    options = tuple(
-        Option(
-            region=region.name,
-            round_trip_s=region.round_trip_s,
-            wait_s=region.wait_s,
-            read_s=asked.text_bytes / asked.bytes_per_token / region.reads_per_s(asked.model),
-            held_tokens=0.0,
-            work_s=region.work_s,
-            within_bound=True,
-        )
-        for region in usable[:1]
+    taken = usable[0]
+    read_s = asked.text_bytes / asked.bytes_per_token / taken.reads_per_s(asked.model)
+    option = Option(
+        region=taken.name,
+        standing=Standing.TAKEN,
+        round_trip_s=taken.round_trip_s,
+        wait_s=taken.wait_s,
+        read_s=read_s,
+        held_tokens=0.0,
+        work_s=taken.work_s,
+        within_bound=True,
+        cost_s=taken.distance_s + read_s,
     )
-    reason = Reason.PREFIX_HOME if usable[0].name == asked.walk[0] else Reason.PREFIX_SPILL
-    return RouteDecision(tuple(region.name for region in usable), reason, options)
+    reason = Reason.PREFIX_HOME if taken.name == asked.walk[0] else Reason.PREFIX_SPILL
+    return RouteDecision(tuple(region.name for region in usable), reason, (option,))

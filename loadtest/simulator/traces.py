@@ -58,22 +58,21 @@ def synthetic() -> list[Request]:
     return [_request(one, _hashed(one.hash_ids), at=0) for one in _lines("mooncake_synthetic")]
 
 
-def tenant_mix() -> list[Request]:
-    """The conversations, each given to one of 20 tenants whose prompts share 0 to 32 blocks."""
+def tenant_mix(seed: int = 0) -> list[Request]:
+    """The conversations, each given to one of 20 tenants whose prompts share 0 to 32 blocks; the
+    seed deals the conversations out."""
     requests = []
     for one in _lines("mooncake_conversation"):
         ids = one.hash_ids
         blocks: list[bytes] = _hashed(ids)
         if len(ids) > 1:
-            tenant = int.from_bytes(_hash(f"tenant {ids[1]}")) % TENANTS
+            dealt = f"tenant {ids[1]}" + (f" of {seed}" if seed else "")
+            tenant = int.from_bytes(block_hash(dealt)) % TENANTS
             shared = SHARED[tenant % len(SHARED)]
-            own = [_hash(f"shared {tenant} {place}") for place in range(shared)]
+            own = [block_hash(f"shared {tenant} {place}") for place in range(shared)]
             blocks = [*own, *_hashed(ids[1:])]
         requests.append(_request(one, blocks, tokens=BLOCK_TOKENS * len(blocks)))
     return requests
-
-
-TRACES = {"conversation": conversation, "synthetic": synthetic, "tenant mix": tenant_mix}
 
 
 def chain_of(blocks: Sequence[bytes], tokens: int) -> Chain:
@@ -110,16 +109,17 @@ def _request(
         blocks=tuple(blocks),
         tokens=count,
         answer_tokens=line.output_length,
-        user=_hash(f"user {ids[at] if len(ids) > at else ids[0]}"),
+        user=block_hash(f"user {ids[at] if len(ids) > at else ids[0]}"),
         chain=chain_of(blocks, count),
     )
 
 
 def _hashed(ids: Iterable[int]) -> list[bytes]:
-    return [_hash(f"block {one}") for one in ids]
+    return [block_hash(f"block {one}") for one in ids]
 
 
-def _hash(text: str) -> bytes:
+def block_hash(text: str) -> bytes:
+    """A hash for a block that has a name instead of text."""
     return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
 
 

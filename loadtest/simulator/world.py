@@ -7,11 +7,10 @@ and the hot set; each has its own recent sends, breaker and round trips.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.config import Routing
 from core.prefix import RouteKey, key_of
 from core.status import RegionPrefixes, RegionStatus
 from core.types import RegionName
@@ -21,7 +20,7 @@ from edge.routing.placement import Asked, Reason, RouteDecision
 from edge.routing.ring import Ring
 from edge.routing.seen import Heard, SeenRegion
 from loadtest.simulator.geography import CITIES, SITES, City, round_trip_s
-from loadtest.simulator.policies import POLICIES
+from loadtest.simulator.policies import POLICIES, Rules
 from loadtest.simulator.site import MODEL, Site
 from loadtest.simulator.traces import Request
 
@@ -47,8 +46,11 @@ class Setup:
     real_trips: bool = False
     skewed: bool = False
     fails: tuple[int, float, float] | None = None
+    gossip: bool = False
+    """Every edge knows at once what any edge sends where, as none can: what it costs them not to
+    know."""
     seed: int = 1
-    routing: Routing = field(default_factory=Routing)
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Outcome:
     answered: bool = False
     cut: bool = False
     """Its region died in the middle of its answer: the caller got an error event."""
+    moved: bool = False
+    """Its key was another than that of its conversation's request before."""
 
 
 @dataclass(slots=True)
@@ -86,10 +90,7 @@ class _Running:
 class Result:
     setup: Setup
     outcomes: list[Outcome]
-    moved_keys: int
-    """Requests of a conversation whose key was another than that of the request before."""
-    served: dict[RegionName, int]
-    reasons: Counter[str] = field(default_factory=Counter)
+    sites: tuple[RegionName, ...]
     hot_peak: int = 0
 
 
@@ -133,7 +134,6 @@ class World:
         speed = SKEW if self._setup.skewed else 1.0
         outcomes: list[Outcome] = []
         keys: dict[bytes, bytes] = {}
-        moved = 0
         for name in self._names:  # the world stood before the first request came
             self._publish(name, -self._setup.status_delay_s)
         for request in requests:
@@ -141,9 +141,8 @@ class World:
             self._until(now)
             found = key_of(request.chain, KEY_DEPTH, self._hot.current.ids)
             key = found.digest
-            moved += keys.get(request.user, key) != key
+            outcome = Outcome(request, now, moved=keys.get(request.user, key) != key)
             keys[request.user] = key
-            outcome = Outcome(request, now)
             outcomes.append(outcome)
             edge = self._edge(request.user)
             decision = self._choose(edge, request, found, now)
@@ -151,14 +150,7 @@ class World:
             self._attempt(outcome, edge, list(decision.candidates[:ATTEMPTS]), decision, now)
         if requests:
             self._until(requests[-1].at_s / speed + 600.0)
-        return Result(
-            self._setup,
-            outcomes,
-            moved,
-            {name: site.served for name, site in self._sites.items()},
-            Counter(one.reason.value for one in outcomes),
-            self._hot_peak,
-        )
+        return Result(self._setup, outcomes, self._names, self._hot_peak)
 
     def _choose(self, edge: Edge, request: Request, key: RouteKey, now: float) -> RouteDecision:
         walk = self._walks.get(key.digest)
@@ -176,7 +168,7 @@ class World:
             draws=(self._chance.random(), self._chance.random()),
         )
         view = [region.view(now) for region in edge.regions.values()]
-        return self._policy(view, asked, self._setup.routing, self._chance)
+        return self._policy(view, asked, self._setup.rules, self._chance)
 
     def _attempt(
         self,
@@ -288,10 +280,15 @@ def _edges(
                     frozenset({MODEL}),
                     100,
                     heard[RegionName(site.name)],
+                    setup.rules.weights,
                 )
                 for site in sites
             },
         )
         for city in cities
     ]
+    if setup.gossip:
+        for edge in edges[1:]:
+            for name, seen in edge.regions.items():
+                seen.cache = edges[0].regions[name].cache
     return edges, [edge.city.crowd if setup.skewed else 1.0 for edge in edges]
