@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak bench-engine bench-routing bench-peers bench-kernels check format proto doctor setup clean
+.PHONY: help demo up test soak bench-admission bench-engine bench-text bench-edge bench-routing bench-sharding bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,10 @@ bench-engine: ## our engine beside vLLM CPU, llama.cpp, transformers (ARGS="--qu
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.bench $(ARGS)
 
+bench-text: ## time per token with a JSON Schema against without, sixteen answers at once
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.text $(ARGS)
+
 bench-kernels: ## the Triton kernels beside the card's own copy and matmul rates; needs a GPU
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m kernels.bench_triton $(ARGS)
@@ -37,9 +41,21 @@ bench-routing: ## routing judged on public traces in virtual time, beside four o
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.simulator $(ARGS)
 
+bench-sharding: ## what splitting the model over processes costs: bytes, bubbles, loading (ARGS="--quick")
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.sharding $(ARGS)
+
+bench-edge: ## what an edge adds to a stream, beside vLLM's router (ARGS="--quick", …)
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.edge $(ARGS)
+
 bench-peers: ## those engines, in .peers: 3.5 GB, and llama.cpp compiles for a quarter of an hour
 	@$(PY) -m deploy.setup_env
-	@$(PYTHON) -m loadtest.bench.make_peers
+	@$(PYTHON) -m loadtest.bench.make_peers $(ARGS)
+
+bench-admission: ## keys, limits, usage: 10,000 requests, 3 edges × 2 processes, Redis, kills
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.admission $(ARGS)
 
 soak: ## the long runs that make test leaves out (ARGS=… goes to pytest)
 	@$(PY) -m deploy.doctor --quiet

@@ -17,7 +17,9 @@ import msgspec
 from core.config_check import complaints, not_finite
 from core.config_locate import explain, line_of
 from core.config_secrets import read_secret
+from core.config_tenants import ANONYMOUS, Access, Budgets, Price, Tenant
 from core.errors import ConfigError
+from core.parallel import ModelNumbers, Plan
 from core.types import BLOCK_TOKENS, ModelName, RegionName, Role
 
 VERSION = 1
@@ -41,6 +43,8 @@ class Secrets(_Section, frozen=True):
     """Shared by edges, routers and nodes: opens the internal ports."""
     fleet: str = "file:fleet.secret"
     """Keys the route hashes: equal on all edges of a fleet, for as long as prefixes should stay."""
+    redis: str | None = None
+    """Redis's password, where it wants one."""
 
 
 class Routing(_Section, frozen=True):
@@ -62,9 +66,17 @@ class Routing(_Section, frozen=True):
 
 class Limits(_Section, frozen=True):
     body_bytes: _Positive = 8 << 20
+    body_s: _Seconds = 60.0
+    """A body has to be complete within this."""
+    head_s: _Seconds = 20.0
+    """A request's first line and headers have to be complete within this."""
     deadline_s: _Seconds = 600.0
     queue: _Positive = 256
     """Requests that may wait in one region before it refuses."""
+    hold: _Count = 256
+    """Requests that an edge process may hold while every region refuses; 0 holds none."""
+    hold_s: _Seconds = 20.0
+    """How long one of them may be held."""
     lease_s: _Seconds = 30.0
     """A KV ticket without renewal is void after this."""
     heartbeat_s: _Seconds = 1.0
@@ -76,6 +88,15 @@ class Scripted(_Section, frozen=True):
     prefill_tokens_per_s: _Amount = 0.0
     repeat: bool = False
     block_bytes: _Positive = 4096
+    layers: _Positive = 1
+    kv_heads: _Positive = 1
+    """What plans can split: each layer and head has its share of a block."""
+
+    @property
+    def numbers(self) -> ModelNumbers:
+        """As if it were a model."""
+        many = 1 << 16
+        return ModelNumbers(self.layers, 12 * self.kv_heads, self.kv_heads, many, many)
 
 
 class Model(_Section, frozen=True):
@@ -90,6 +111,7 @@ class Model(_Section, frozen=True):
     scripted: Scripted | None = None
     residency: tuple[str, ...] = ()
     """The regions that may see its prompts; all when empty."""
+    price: Price | None = None
 
 
 class Edge(_Section, frozen=True):
@@ -98,6 +120,11 @@ class Edge(_Section, frozen=True):
     place: str = ""
     round_trip_ms: dict[str, _Amount] = {}
     """To each region; the nearest one is the smallest."""
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Processes on the one address."""
+    origins: tuple[str, ...] = ()
+    """Web pages from these origins ("https://example.org") may call this edge in a browser; "*"
+    lets any. None by default: a page could else use what only this machine may."""
 
 
 class Node(_Section, frozen=True):
@@ -112,6 +139,8 @@ class Node(_Section, frozen=True):
     max_step_tokens: _Positive = 512
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
+    parallel: Plan = Plan()
+    """How the model is split over processes; one process when absent."""
     speculate: bool = True
     """Guess what repeats and check several tokens in one pass, where that is faster. The text is
     the same either way."""
@@ -141,15 +170,31 @@ class Topology(_Section, frozen=True):
     limits: Limits = Limits()
     residency: dict[str, tuple[str, ...]] = {}
     """Namespace → the regions that may see its prompts; one that is not here may use all."""
+    access: Access = Access()
+    tenants: dict[_Name, Tenant] = {}
+    budgets: Budgets = Budgets()
+    currency: str = "USD"
 
     def residency_of(self, namespace: str, model: str) -> frozenset[RegionName] | None:
         """The regions that a request may be sent to; None for all, empty for none."""
         sets = [
             frozenset(RegionName(name) for name in names)
-            for names in (self.residency.get(namespace), self._resident(model))
+            for names in (
+                self.residency.get(namespace),
+                self._resident(model),
+                *(one.regions for name, one in self.tenants.items()
+                  if one.regions and self.namespace_of(name) == namespace),
+            )
             if names
-        ]
+        ]  # fmt: skip
         return frozenset.intersection(*sets) if sets else None
+
+    def namespace_of(self, tenant: str) -> str:
+        """Whose prefixes a tenant of `tenants` shares, or the anonymous one."""
+        described = self.tenants.get(tenant)
+        if described is not None and described.namespace is not None:
+            return described.namespace
+        return "" if tenant == ANONYMOUS else tenant
 
     def _resident(self, model: str) -> tuple[str, ...]:
         return self.models[model].residency if model in self.models else ()

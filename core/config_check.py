@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from core.address import is_loopback, split_address
 from core.config_locate import Path, Step
 from core.config_secrets import split_reference
+from core.config_tenants import tenant_complaints
 from core.errors import ConfigError
+from core.parallel import refusal
 from core.types import Role
 
 if TYPE_CHECKING:  # core.config has the types and imports this module
@@ -48,9 +50,11 @@ def complaints(topology: Topology) -> Iterator[Complaint]:
     yield from _bad_references(topology)
     yield from _bad_nodes(topology)
     yield from _bad_addresses(topology)
-    for which in ("region", "fleet"):
+    yield from (Complaint(path, what) for path, what in tenant_complaints(topology))
+    for which in ("region", "fleet", "redis"):
         try:
-            split_reference(which, getattr(topology.secrets, which))
+            if (reference := getattr(topology.secrets, which)) is not None:
+                split_reference(which, reference)
         except ConfigError as error:
             yield Complaint(("secrets", which), str(error))
 
@@ -116,6 +120,8 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
                     (*path, "model"),
                     f"node {node.name!r} serves {node.model!r}, which is not under [models]",
                 )
+            if (why := refusal(node.parallel)) is not None:
+                yield Complaint((*path, "parallel"), f"node {node.name!r}: {why}")
             if node.host in ("0.0.0.0", "::"):
                 yield Complaint(
                     (*path, "host"),

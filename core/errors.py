@@ -7,20 +7,28 @@
     └── RequestError                   answers a request; the fields below are fixed per class
         ├── CallerError                the caller can mend it
         │   ├── InvalidRequest         400 invalid_request
+        │   │   ├── IncompleteRequest      400 incomplete_request
         │   │   ├── UnsupportedField       400 unsupported_field
+        │   │   │   └── LoraUnsupported        400 lora_unsupported
         │   │   ├── TemplateRefused        400 template_refused
         │   │   └── ContextLengthExceeded  400 context_length_exceeded
         │   ├── Unauthorized           401 invalid_api_key
         │   ├── Forbidden              403 forbidden
         │   ├── NotFound               404 not_found
         │   │   └── ModelNotFound          404 model_not_found
+        │   │       └── InvalidModelName       404 invalid_model_name
         │   ├── MethodNotAllowed       405 method_not_allowed
+        │   ├── RequestTimeout         408 request_timeout
         │   ├── BodyTooLarge           413 body_too_large
+        │   ├── UnsupportedEncoding    415 unsupported_encoding
+        │   ├── JsonModeUnmet          400 json_mode_unmet
         │   ├── Cancelled              499 cancelled
-        │   └── QuotaExceeded          429 quota_exceeded
+        │   └── QuotaExceeded          429 quota_exceeded     a day's
+        │       └── RateLimited            429 rate_limit_exceeded  a minute's, or streams
         └── ServiceError               we can mend it
             ├── NoCapacity             429 no_capacity        retryable
             ├── Draining               503 draining           retryable
+            ├── LimitsUnavailable      503 limits_unavailable
             ├── RegionUnavailable      503 region_unavailable retryable
             ├── NodeLost               503 node_lost          retryable
             ├── TransferFailed         503 transfer_failed    retryable
@@ -29,7 +37,8 @@
             ├── DeadlineExceeded       504 deadline_exceeded
             └── InternalError          500 internal_error
 
-`code` is stable: it is the wire code, the metric label and the OpenAI `error.code`. Dialects
+`code` is stable: it is the wire code, the metric label and the OpenAI `error.code`;
+`cloudflare_code` is the number that Workers AI has for it, or the nearest. Dialects
 render status and shape; nothing outside this file decides them. `from_fault` and `to_fault` map
 to and from the wire; an unknown code from a newer peer becomes an `InternalError` with its text.
 """
@@ -81,11 +90,21 @@ class ServiceError(RequestError):
 
 
 class InvalidRequest(CallerError):
-    code, http_status, grpc_code, cloudflare_code = "invalid_request", 400, "INVALID_ARGUMENT", 3003
+    code, http_status, grpc_code, cloudflare_code = "invalid_request", 400, "INVALID_ARGUMENT", 8001
+
+
+class IncompleteRequest(InvalidRequest):
+    """The body, or the part of it that says what is asked, is missing."""
+
+    code, cloudflare_code = "incomplete_request", 3003
 
 
 class UnsupportedField(InvalidRequest):
     code = "unsupported_field"
+
+
+class LoraUnsupported(UnsupportedField):
+    code, cloudflare_code = "lora_unsupported", 5005
 
 
 class TemplateRefused(InvalidRequest):
@@ -112,8 +131,25 @@ class ModelNotFound(NotFound):
     code, cloudflare_code = "model_not_found", 5007
 
 
+class InvalidModelName(ModelNotFound):
+    """No model could have such a name."""
+
+    code, cloudflare_code = "invalid_model_name", 3042
+
+
 class MethodNotAllowed(CallerError):
     code, http_status, grpc_code, cloudflare_code = "method_not_allowed", 405, "UNIMPLEMENTED", 7001
+
+
+class RequestTimeout(CallerError):
+    """The caller did not send its request in time."""
+
+    code, http_status, grpc_code, cloudflare_code = (
+        "request_timeout",
+        408,
+        "DEADLINE_EXCEEDED",
+        3007,
+    )
 
 
 class BodyTooLarge(CallerError):
@@ -125,8 +161,23 @@ class BodyTooLarge(CallerError):
     )
 
 
+class UnsupportedEncoding(CallerError):
+    code, http_status, grpc_code, cloudflare_code = (
+        "unsupported_encoding",
+        415,
+        "INVALID_ARGUMENT",
+        8001,
+    )
+
+
+class JsonModeUnmet(CallerError):
+    """The answer came to its token limit before it was the JSON that was asked for."""
+
+    code, http_status, grpc_code, cloudflare_code = "json_mode_unmet", 400, "OUT_OF_RANGE", 5024
+
+
 class Cancelled(CallerError):
-    code, http_status, grpc_code, cloudflare_code = "cancelled", 499, "CANCELLED", 3007
+    code, http_status, grpc_code, cloudflare_code = "cancelled", 499, "CANCELLED", 3008
 
 
 class QuotaExceeded(CallerError):
@@ -138,6 +189,10 @@ class QuotaExceeded(CallerError):
     )
 
 
+class RateLimited(QuotaExceeded):
+    code, cloudflare_code = "rate_limit_exceeded", 971
+
+
 class NoCapacity(ServiceError):
     code, http_status, grpc_code, cloudflare_code = "no_capacity", 429, "RESOURCE_EXHAUSTED", 3040
     retryable = True
@@ -146,6 +201,12 @@ class NoCapacity(ServiceError):
 class Draining(ServiceError):
     code, http_status, grpc_code, cloudflare_code = "draining", 503, "UNAVAILABLE", 3040
     retryable = True
+
+
+class LimitsUnavailable(ServiceError):
+    """Nobody can say how much a tenant has left. Not retryable: another region knows no more."""
+
+    code, http_status, grpc_code, cloudflare_code = "limits_unavailable", 503, "UNAVAILABLE", 3040
 
 
 class RegionUnavailable(ServiceError):

@@ -5,7 +5,9 @@ Used edge ↔ region (events, status), node front ↔ rank. Sans I/O: bytes in, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,6 +18,7 @@ T = TypeVar("T")
 
 MAX_FRAME_BYTES = 64 << 20
 _HEAD = 4
+_head = struct.Struct(">I").unpack_from
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -33,36 +36,43 @@ class FrameDecoder(Generic[T]):
     """
 
     def __init__(self, kinds: Any, *, tag_field: str = "kind") -> None:  # a union is not a type[T]
-        self._decode = msgspec.msgpack.Decoder(kinds).decode
-        self._known = _tags(kinds)
+        self._decode, self._known = _reader(kinds)
         self._tag_field = tag_field
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[T]:
-        """Yield each message that `data` completes."""
-        self._buffer += data
-        start, end = 0, len(self._buffer)
+    def feed(self, data: bytes) -> list[T]:
+        """The messages that `data` completes."""
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._wanted():
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        start, end = 0, len(data)
         messages: list[T] = []
         while end - start >= _HEAD:
-            length = int.from_bytes(self._buffer[start : start + _HEAD], "big")
-            if length > MAX_FRAME_BYTES:
-                raise VersionSkew(
-                    f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}"
-                )
+            length = _length(data, start)
             if end - start - _HEAD < length:
                 break
-            body = bytes(self._buffer[start + _HEAD : start + _HEAD + length])
-            start += _HEAD + length
-            message = self._one(body)
+            start += _HEAD
+            message = self._one(data[start : start + length])
+            start += length
             if message is not None:
                 messages.append(message)
-        del self._buffer[:start]
-        yield from messages
+        if start < end:
+            self._buffer += data[start:]
+        return messages
 
     @property
     def pending(self) -> int:
         """Bytes of a frame that has begun and not ended."""
         return len(self._buffer)
+
+    def _wanted(self) -> int:
+        """Bytes of the frame that has begun, as far as that is known."""
+        if len(self._buffer) < _HEAD:
+            return _HEAD
+        return _HEAD + _length(self._buffer, 0)
 
     def _one(self, body: bytes) -> T | None:
         try:
@@ -80,6 +90,19 @@ class FrameDecoder(Generic[T]):
             return False
         kind = head.get(self._tag_field) if isinstance(head, dict) else None
         return isinstance(kind, str) and kind not in self._known
+
+
+def _length(data: bytes | bytearray, start: int) -> int:
+    length: int = _head(data, start)[0]
+    if length > MAX_FRAME_BYTES:
+        raise VersionSkew(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+@cache
+def _reader(kinds: Any) -> tuple[Callable[[bytes], Any], frozenset[str]]:
+    """What decodes the union, and its tags: made once for all streams of one kind."""
+    return msgspec.msgpack.Decoder(kinds).decode, _tags(kinds)
 
 
 def _tags(kinds: Any) -> frozenset[str]:

@@ -1,11 +1,13 @@
 """One-line logs on stderr: time, level, process, logger, then the message as `event key=value …`.
 
 Never a prompt, an answer or a secret: messages name request ids, places, counts and durations.
+Nor does a process leave a core file when it crashes: its memory holds all of those.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
 import sys
 import time
 import traceback
@@ -50,10 +52,13 @@ def _traced(error: BaseException) -> str:
 
 
 def setup(process: str, level: str = "INFO", *, stream: TextIO | None = None) -> None:
-    """Send every logger of this process to `stream` (stderr); called once, by the entry point.
+    """Send every logger of this process to `stream` (stderr) and forbid core files; called once, by
+    the entry point.
 
     `process` says who speaks: "edge/ams", "router/eu", "node/eu-decode-1".
     """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter(process))
     root = logging.getLogger()

@@ -17,6 +17,9 @@ from prometheus_client.registry import Collector
 
 from core.status import RegionStatus
 
+SEEN_BY_ALL = frozenset({"skerry_edge_region_up"})
+"""What every worker process of an edge sees of the same world: not added up over them."""
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -102,6 +105,17 @@ class EdgeMetrics:
         )
         self.in_flight = Gauge(
             "skerry_edge_in_flight", "Requests that hold a permit.", registry=registry
+        )
+        self.held = Gauge(
+            "skerry_edge_held",
+            "Requests that wait at the edge because every region is busy.",
+            registry=registry,
+        )
+        self.hold_seconds = Histogram(
+            "skerry_edge_hold_seconds",
+            "How long requests waited there, until a region took them or they were given up.",
+            buckets=_LATENCY_S,
+            registry=registry,
         )
         self.first_delta_seconds = Histogram(
             "skerry_edge_first_delta_seconds",

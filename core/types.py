@@ -8,7 +8,7 @@ a field may be added with a default, never renamed, retyped or given another def
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import msgspec
 
@@ -16,6 +16,15 @@ RequestId = NewType("RequestId", str)
 RegionName = NewType("RegionName", str)
 EdgeName = NewType("EdgeName", str)
 NodeName = NewType("NodeName", str)
+
+
+class PoolId(NamedTuple):
+    """A KV pool of a region: a node has one for each data-parallel rank."""
+
+    node: NodeName
+    dp_rank: int = 0
+
+
 ModelName = NewType("ModelName", str)
 
 WIRE_VERSION = 1
@@ -59,6 +68,33 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
 
 
+class ToolChoice(StrEnum):
+    """Whether an answer may, must or must not call tools. The values are OpenAI's."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that the model may ask for. `parameters` is a JSON Schema as text, keys in the
+    caller's order; "" means that it takes none. `strict`: its arguments must fit the schema even
+    where a call is not forced."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+    strict: bool = False
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer is JSON that fits `schema`, a JSON Schema as text; "" takes any object.
+    `param`: the caller's field that says so, for refusals."""
+
+    schema: str = ""
+    param: str = "response_format"
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is chosen and when generation ends.
 
@@ -97,7 +133,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an interrupted choice stood: what was generated and how much of its text was sent."""
+    """Where an interrupted choice stood: what was generated and how much of its text was sent.
+
+    `chars_sent` counts the text as the model wrote it: of an answer that calls tools, what stands
+    before the calls are read out of it.
+    """
 
     choice: int
     token_ids: tuple[int, ...]
@@ -131,6 +171,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     as cached. Set by the edge; empty when it routes by something else."""
     route_ends: tuple[int, ...] = ()
     """Bytes of prompt text that each id of `route_chain` covers, and last the whole prompt's."""
+    tools: tuple[Tool, ...] = ()
+    """Offered to the model by its chat template. Past the reader they have names only."""
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    forced_tool: str = ""
+    """With REQUIRED: the one tool to call, by name; "" is any."""
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+    """None: free text."""
+    grammar: str = ""
+    """What every token of the answer must fit, compiled by the reader (core.text.grammar)."""
+    reject_if_busy: bool = False
+    """Refuse at once instead of waiting in a queue, at the edge or in the region."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,14 +6,18 @@ import sys
 
 import httpx
 
+from deploy.access import headers_of
 from deploy.client import Answer, AskFailed, Turn, ask
 
 
 class Chat:
     """Keeps the turns; each question is sent with all that came before it."""
 
-    def __init__(self, base: str, model: str, max_tokens: int, temperature: float) -> None:
+    def __init__(
+        self, base: str, model: str, max_tokens: int, temperature: float, key: str | None = None
+    ) -> None:
         self._base = base
+        self._headers = headers_of(key)
         self._model = model
         self._max_tokens = max_tokens
         self._temperature = temperature
@@ -24,7 +28,7 @@ class Chat:
         """Answer `prompt`, or what stdin holds, or one line after another from a terminal. The
         last line is ended whatever happens. Raises AskFailed."""
         try:
-            with httpx.Client(trust_env=False) as client:
+            with httpx.Client(trust_env=False, headers=self._headers) as client:
                 if prompt is not None:
                     self._ask(client, prompt)
                 elif not sys.stdin.isatty():

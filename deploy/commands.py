@@ -10,6 +10,10 @@ from typing import Annotated
 
 import typer
 
+from deploy.keys import keys
+from deploy.usage import usage
+from deploy.where import StateOption, TopologyOption, topology_file, world_of
+
 app = typer.Typer(
     name="skerry",
     help="Edges, regions and nodes that answer prompts where they have been read already.",
@@ -20,14 +24,9 @@ app = typer.Typer(
 )
 config = typer.Typer(help="Look at topology files.", no_args_is_help=True)
 app.add_typer(config, name="config")
+app.add_typer(keys, name="keys")
+app.command()(usage)
 
-TopologyOption = Annotated[
-    str,
-    typer.Option("--topology", "-t", help="A topology file, or the name of one of those shipped."),
-]
-StateOption = Annotated[
-    Path | None, typer.Option("--state", help="State folder; by default .skerry/WORLD.")
-]
 EdgeOption = Annotated[
     str | None, typer.Option("--edge", help="URL of an edge; by default that of the running world.")
 ]
@@ -45,9 +44,13 @@ TEMPERATURE = 0.6
 @app.command()
 def doctor(topology: TopologyOption = "two-regions") -> None:
     """Check whether this machine can run the world; one line for each finding."""
+    from core.config import load
     from deploy.doctor import main as examine
+    from deploy.models import check_plans
 
-    raise typer.Exit(examine(["--topology", str(topology_file(topology))]))
+    file = topology_file(topology)
+    check_plans(load(file, state=Path(".skerry")))
+    raise typer.Exit(examine(["--topology", str(file)]))
 
 
 @app.command()
@@ -89,12 +92,15 @@ def chat(
     temperature: Annotated[
         float, typer.Option(min=0.0, max=2.0, help="0 gives the likeliest answer each time.")
     ] = TEMPERATURE,
+    key: Annotated[
+        str | None, typer.Option(envvar="SKERRY_KEY", help="API key, where the world wants one.")
+    ] = None,
 ) -> None:
     """Ask an edge and show the answer as it comes."""
     from deploy.chat import Chat
     from deploy.state import first_edge
 
-    Chat(edge or first_edge(), model, max_tokens, temperature).run(prompt)
+    Chat(edge or first_edge(), model, max_tokens, temperature, key).run(prompt)
 
 
 @app.command()
@@ -102,15 +108,46 @@ def status(edge: EdgeOption = None) -> None:
     """Show regions, nodes and their load, as an edge sees them; plain lines into a pipe."""
     from rich.console import Console
 
+    from deploy.explain import recent_lines
     from deploy.state import first_edge
-    from deploy.status import edge_view, status_lines, status_table
+    from deploy.status import edge_view, region_lines, status_lines, status_table
 
-    regions = edge_view(edge or first_edge()).regions
+    base = edge or first_edge()
+    view = edge_view(base)
     if sys.stdout.isatty():
         console = Console()
-        console.print(status_table(regions, console.width))
+        console.print(status_table(view.regions, console.width))
     else:
-        print("\n".join(status_lines(regions)))
+        print("\n".join(status_lines(view.regions)))
+    print("\n".join(["", *region_lines(view), "", *recent_lines(base)]))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[
+        str | None,
+        typer.Argument(help="The x-request-id of an answer; without it the last ones are listed."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="An edge; by default all of the running worlds.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="Folder with the region's secret: for a distant edge."),
+    ] = None,
+    newest: Annotated[int, typer.Option(min=1, max=200, help="How many are listed.")] = 20,
+) -> None:
+    """Tell where a recent request went, why, and where its time went."""
+    from deploy import explain as explained
+    from deploy.state import all_edges
+
+    bases = [url] if url else all_edges()
+    secret = explained.secret_of(state)
+    if request_id is None:
+        table = explained.rows(explained.newest(bases, newest, secret))
+        print("\n".join(explained.aligned(table, len(table[0]))))
+    else:
+        print("\n".join(explained.lines(explained.find(bases, request_id, secret))))
 
 
 @config.command("check")
@@ -131,29 +168,13 @@ def config_check(
     )
 
 
-def topology_file(given: str) -> Path:
-    """A path, or `two-regions` for deploy/topologies/two-regions.toml. Raises ConfigError."""
-    from core.errors import ConfigError
-
-    shipped = Path(__file__).parent / "topologies"
-    for candidate in (Path(given), shipped / f"{given}.toml"):
-        if candidate.exists() and not candidate.is_dir():
-            return candidate
-    names = ", ".join(sorted(path.stem for path in shipped.glob("*.toml")))
-    raise ConfigError(f"{given}: no such file, and no shipped topology (there are: {names})")
-
-
 def _become(module: str, given: str, state: Path | None, name: str) -> None:
     """Turn this process into `python -m MODULE`: signals and exit codes are its own."""
-    from core.config import load
     from deploy.process import with_sources
-    from deploy.state import FOLDER, folder_name
 
-    topology = topology_file(given)
-    if state is None:
-        state = FOLDER / folder_name(load(topology, state=FOLDER).topology.name)
+    world = world_of(given, state)
     command = [sys.executable, "-m", *module.split()]
-    options = ["--topology", str(topology), "--state", str(state), "--name", name]
+    options = ["--topology", str(topology_file(given)), "--state", str(world.state), "--name", name]
     os.execve(sys.executable, [*command, *options], with_sources())
 
 

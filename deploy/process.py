@@ -18,6 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.pauses import PAUSES, Pauses
+
+__all__ = ["PAUSES", "Pauses", "Process", "Spec", "describe_exit", "with_sources"]
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG_EXIT = 2
 """Exit code of a process that refuses its configuration: starting it again cannot help."""
@@ -33,25 +37,6 @@ class Spec:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """How long to wait before a process is started again, in seconds: doubled with each early
-    end, from the first again once it has lived `settled_s`."""
-
-    first_s: float = 0.5
-    most_s: float = 15.0
-    settled_s: float = 30.0
-
-    def after(self, pause_s: float, lived_s: float) -> float:
-        """The pause after one of `pause_s` (0 at first) that a life of `lived_s` followed."""
-        if pause_s == 0.0 or lived_s >= self.settled_s:
-            return self.first_s
-        return min(pause_s * 2, self.most_s)
-
-
-PAUSES = Pauses()
 
 
 def describe_exit(code: int) -> str:

@@ -10,6 +10,9 @@ TORCH_MB, TORCH_CUDA_MB = 200, 2740
 TEST_MB = 253
 """For the tests on top; of it 198 MB are Triton, which is fetched on Linux x86-64 alone."""
 
+EDGE_PROCESS_MB, ROUTER_PROCESS_MB, NODE_PROCESS_MB = 70, 92, 450
+"""Resident memory of each process of a world on the bundled model; a node's with one rank."""
+
 FETCH_MB = TOOLS_MB + MODEL_MB + NODE_MB + TORCH_MB
 """Downloads of `make demo` with a CPU build of torch."""
 

@@ -113,6 +113,11 @@ def first_edge(root: Path = FOLDER) -> str:
     return next((url for world in running(root) for url in world.edges.values()), DEFAULT_EDGE)
 
 
+def all_edges(root: Path = FOLDER) -> list[str]:
+    """The edges of all worlds that run under `root`, else the usual address."""
+    return [url for world in running(root) for url in world.edges.values()] or [DEFAULT_EDGE]
+
+
 def _try_claim(folder: Path) -> StateFolder | None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

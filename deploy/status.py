@@ -23,6 +23,8 @@ class RegionView(msgspec.Struct, frozen=True):
     name: str
     state: str = ""
     status: RegionStatus | None = None
+    round_trip_ms: float = 0.0
+    work_s: float = 0.0
 
 
 class EdgeView(msgspec.Struct, frozen=True):
@@ -91,6 +93,30 @@ def edge_view(base: str) -> EdgeView:
         raise AskFailed(f"{base} is not a Skerry edge: {error}") from error
 
 
+REGION_HEADS = ("region", "state", "round-trip", "work", "queued", "KV-used")
+
+
+def region_lines(view: EdgeView) -> Iterator[str]:
+    """What an edge weighs regions by, one line each."""
+    rows = [(f"from-{view.edge}", *REGION_HEADS[1:])]
+    for region in view.regions:
+        status = region.status
+        rows.append(
+            (
+                region.name,
+                region.state,
+                f"{region.round_trip_ms:.0f}ms",
+                f"{region.work_s:.2f}s",
+                str(status.queued) if status else "–",
+                f"{status.kv_used:.0%}" if status else "–",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        pairs = zip(row, widths, strict=True)
+        yield "  ".join(cell.ljust(width) for cell, width in pairs).rstrip()
+
+
 HEADS = ("region", "node", "role", "model", "state", "running", "waiting", "KV blocks",
          "made", "read", "cached")  # fmt: skip
 FIRST_NUMBER = HEADS.index("running")
@@ -99,30 +125,43 @@ LEFT_OUT_FIRST = ("model", "read", "made", "cached", "waiting", "KV blocks", "ro
 
 
 def status_rows(regions: Sequence[RegionView]) -> list[tuple[str, ...]]:
-    """A row of cells for each node, and one for each region that has none."""
+    """A row of cells for each node, one for each of its ranks where there are several, and one for
+    each region that has no node."""
     rows: list[tuple[str, ...]] = []
     for region in regions:
         nodes = region.status.nodes if region.status else ()
-        rows += [
-            (
-                region.name,
-                node.name,
-                node.role,
-                node.model,
-                "draining" if node.draining else "up" if node.alive else "lost",
-                str(node.running),
-                str(node.waiting),
-                f"{node.blocks_used}/{node.blocks_total}",
-                str(node.generated_tokens),
-                str(node.computed_prompt_tokens),
-                str(node.cached_prompt_tokens),
-            )
-            for node in nodes
-        ]
+        for node in nodes:
+            rows.append(_node_row(region.name, node))
+            if len(node.ranks) > 1:
+                rows += [
+                    _short_row(
+                        region.name, f"{node.name}/{one.rank}", "rank", one.part, f"pid {one.pid}"
+                    )
+                    for one in node.ranks
+                ]
         if not nodes:
-            row = (region.name, "–", "–", "–", f"{region.state}, no node")
-            rows.append(row + ("–",) * (len(HEADS) - len(row)))
+            rows.append(_short_row(region.name, "–", "–", "–", f"{region.state}, no node"))
     return rows
+
+
+def _node_row(region: str, node: NodeStatus) -> tuple[str, ...]:
+    return (
+        region,
+        node.name,
+        f"{node.role}, {node.plan}" if len(node.ranks) > 1 else node.role,
+        node.model,
+        "draining" if node.draining else "up" if node.alive else "lost",
+        str(node.running),
+        str(node.waiting),
+        f"{node.blocks_used}/{node.blocks_total}",
+        str(node.generated_tokens),
+        str(node.computed_prompt_tokens),
+        str(node.cached_prompt_tokens),
+    )
+
+
+def _short_row(*cells: str) -> tuple[str, ...]:
+    return cells + ("–",) * (len(HEADS) - len(cells))
 
 
 def status_lines(regions: Sequence[RegionView]) -> Iterator[str]:

@@ -7,19 +7,25 @@ from pathlib import Path
 
 import httpx
 
-from core.config import Topology
+from core.config import Topology, load
 from core.errors import ConfigError
+from deploy.access import needs_key
 from deploy.hints import QUESTION, curl, indented, python
 from deploy.launcher import LocalWorld, ended_by_signals, run_world
+from deploy.models import check_plans
 from deploy.screen import Screen
-from deploy.state import first_edge
+from deploy.sizes import EDGE_PROCESS_MB, NODE_PROCESS_MB, ROUTER_PROCESS_MB
+from deploy.state import FOLDER, first_edge
 from deploy.status import wait_and_draw
 
 
 def up(topology: Path, state: Path | None) -> None:
     """Returns after Ctrl-C, SIGTERM or SIGHUP, with everything stopped. Raises ConfigError."""
+    described = load(topology, state=FOLDER)
+    check_plans(described)
     screen = Screen(sys.stdout)
     screen.say(f"Starting the world of {topology}; nodes load their models")
+    screen.say(expected(described.topology))
     started = False
     try:
         with (
@@ -40,6 +46,18 @@ def up(topology: Path, state: Path | None) -> None:
         screen.say("\nstopped; nothing is left running")
 
 
+def expected(topology: Topology) -> str:
+    """How many processes, and what memory they will take between them."""
+    nodes = sum(len(region.nodes) for region in topology.regions)
+    edges = sum(edge.workers for edge in topology.edges)
+    routers = len(topology.regions)
+    megabytes = edges * EDGE_PROCESS_MB + routers * ROUTER_PROCESS_MB + nodes * NODE_PROCESS_MB
+    return (
+        f"  {routers} routers, {nodes} nodes, {edges} edge processes: "
+        f"about {megabytes / 1000:.1f} GB of memory with the bundled model"
+    )
+
+
 def welcome(world: LocalWorld, *, usual_edge: str) -> str:
     """What one can do now. `usual_edge` is where `skerry chat` goes when it is told nothing."""
     topology = world.world.topology
@@ -49,7 +67,11 @@ def welcome(world: LocalWorld, *, usual_edge: str) -> str:
         place = f" ({edge.place})" if edge.place else ""
         lines.append(f"  {world.edges[edge.name]}  edge {edge.name}{place}")
     elsewhere = "" if usual_edge == first else f" --edge {first}"
-    lines += ["\nAsk it:", indented(curl(first, model)), indented(python(first, model))]
+    key = needs_key(world.world)
+    if key:
+        lines.append("\nCallers need a key: export SKERRY_KEY=$(skerry keys create --tenant NAME)")
+    lines += ["\nAsk it:", indented(curl(first, model, key=key))]
+    lines.append(indented(python(first, model, key=key)))
     lines += [f"  .venv/bin/skerry chat{elsewhere} '{QUESTION}'\n", "Ctrl-C stops everything."]
     return "\n".join(lines)
 

@@ -2,7 +2,8 @@
 
     python examples/chat.py 'What is the capital of France? Answer in one sentence.'
 
-EDGE and MODEL in the environment name another edge or model.
+EDGE and MODEL in the environment name another edge or model, SKERRY_KEY the key of a world that
+wants one.
 """
 
 import os
@@ -15,7 +16,7 @@ MODEL = os.environ.get("MODEL", "smollm2")
 
 
 def main(question: str) -> None:
-    client = OpenAI(base_url=f"{EDGE}/v1", api_key="none")
+    client = OpenAI(base_url=f"{EDGE}/v1", api_key=os.environ.get("SKERRY_KEY", "none"))
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": question}],

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from core.errors import ConfigError
 from core.status import NodeStatus
+from deploy.access import own_key
 from deploy.client import ask
 from deploy.demo.rounds import Result, Round, missed, rounds
 from deploy.demo.table import results_table
@@ -48,7 +49,10 @@ def main() -> int:
 
 
 def _show(console: Console, world: LocalWorld) -> list[str]:
-    with httpx.Client(trust_env=False) as client:
+    with (
+        own_key(world.world, world.edges) as headers,
+        httpx.Client(trust_env=False, headers=headers) as client,
+    ):
         results = [_ask(console, client, world, one) for one in rounds()]
         views = [router_view(client, url) for url in world.routers.values()]
     nodes: Sequence[NodeStatus] = [node for view in views if view for node in view.nodes]

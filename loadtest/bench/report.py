@@ -83,7 +83,8 @@ def markdown(
             f"| {sign} {figure.floor:g} | {figure.verdict} |"
         )
     names = list(dict.fromkeys(name for by_name in samples.values() for name in by_name))
-    out += ["", f"| medians | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    if names:
+        out += ["", f"| medians | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for measure, by_name in samples.items():
         cells = [_number(median(by_name[n])) if by_name.get(n) else "–" for n in names]
         out.append(f"| {UNITS.get(measure, measure)} | {' | '.join(cells)} |")

@@ -52,13 +52,25 @@ class Drafts(msgspec.Struct, frozen=True):
     accepted_tokens: int = 0
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """Of an engine's counters, those about ranks that compute together, since they began."""
+
+    sent_bytes: int
+    least_bytes: int
+    stage_seconds: tuple[float, ...]
+    pipeline_bubble: float
+
+
 class Started(msgspec.Struct, frozen=True):
-    """The first line of a worker."""
+    """The first line of a worker. `pids` are those of its ranks, `weights_s` what reading the
+    weights took them."""
 
     ready_s: float
     pid: int
     vocab_size: int
     kv_bytes_per_token: int = 0
+    pids: tuple[int, ...] = ()
+    weights_s: float = 0.0
 
 
 class Worker:
@@ -100,6 +112,9 @@ class Worker:
 
     def drafts(self, limit_s: float = 30.0) -> Drafts:
         return self._ask({"op": "stats"}, Drafts, limit_s)
+
+    def shared(self, limit_s: float = 30.0) -> Shared:
+        return self._ask({"op": "stats"}, Shared, limit_s)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

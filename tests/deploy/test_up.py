@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from core import config
+from core.config_tenants import Access
 from core.types import Role
 from deploy import toml_write
 from deploy.launcher import run_world
@@ -32,6 +33,7 @@ def topology_file(tmp_path: Path, free_port: int) -> Path:
     topology = config.Topology(
         version=config.VERSION,
         name="small",
+        access=Access(anonymous="until-keys"),
         models={"tiny": model},
         edges=(config.Edge(name="ams", listen=f"127.0.0.1:{free_port}"),),
         regions=(config.Region(name="eu", nodes=(node,)),),

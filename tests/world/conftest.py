@@ -1,14 +1,29 @@
-"""One scripted world for all tests that leave it as they found it."""
+"""Two worlds for all tests that leave them as they found them: scripted, and with real weights."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from deploy.launcher import LocalWorld
+import deploy
+from deploy.launcher import LocalWorld, run_world
+from deploy.process import Pauses
 from tests.world.scripted import scripted_world
+
+TOPOLOGIES = Path(deploy.__file__).parent / "topologies"
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
     with scripted_world(tmp_path_factory.mktemp("world")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
+    """`two-regions.toml` with the bundled model."""
+    state = tmp_path_factory.mktemp("real") / "state"
+    said: list[str] = []
+    topology = TOPOLOGIES / "two-regions.toml"
+    with run_world(topology, say=said.append, state=state, pauses=Pauses(0.1, 0.5, 5.0)) as world:
+        yield world

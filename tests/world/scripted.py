@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from core import config
+from core.config_tenants import Access
 from core.types import Role
 from deploy import toml_write
 from deploy.launcher import LocalWorld, run_world
@@ -45,6 +46,7 @@ def topology(source: Path, *, step_ms: float, prefill_tokens_per_s: float) -> co
             config.Edge(name="nyc", listen=here, round_trip_ms={"us": 2, "eu": 8}),
         ),
         regions=(_region("eu"), _region("us")),
+        access=Access(anonymous="until-keys"),
         routing=config.Routing(expose_nodes=True, simulate_round_trips=True),
         limits=config.Limits(heartbeat_s=0.5),
     )

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
-import deploy
-from deploy.launcher import LocalWorld, run_world
-from deploy.process import Pauses
+from deploy.launcher import LocalWorld
 from tests.world.faults import alive, forgotten, until
 from tests.world.scripted import Answer, ask, lines_of, streaming, take
 
 pytestmark = [pytest.mark.world, pytest.mark.model]
 
-TOPOLOGIES = Path(deploy.__file__).parent / "topologies"
 CHAT = "/v1/chat/completions"
 HANDBOOK = " ".join(
     f"Rule {number}: a boat of the harbour carries at most {number} passengers and a cook."
     for number in range(60)
 )
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
-    state = tmp_path_factory.mktemp("real") / "state"
-    pauses = Pauses(0.1, 0.5, 5.0)
-    said: list[str] = []
-    topology = TOPOLOGIES / "two-regions.toml"
-    with run_world(topology, say=said.append, state=state, pauses=pauses) as world:
-        yield world
 
 
 def chat(question: str, **more: object) -> dict[str, object]:
@@ -110,3 +95,98 @@ def test_metrics_tell_of_the_work(real: LocalWorld) -> None:
     page = httpx.get(real.edges["nyc"] + "/metrics", trust_env=False).text
     generated = [line for line in page.splitlines() if line.startswith("skerry_generated_tokens")]
     assert sum(float(line.split()[-1]) for line in generated) > 0
+
+
+# ------------------------------------------------------------------ schemas and tools
+
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
+LIST = {
+    "type": "object",
+    "properties": {
+        "rule": {"type": "integer", "minimum": 1, "maximum": 60},
+        "words": {"type": "array", "items": {"enum": ["boat", "cook", "é"]}, "minItems": 2,
+                  "maxItems": 3},
+    },
+    "required": ["rule", "words"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def client(real: LocalWorld) -> Iterator[openai.OpenAI]:
+    base = real.edges["ams"] + "/v1"
+    with openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_an_agent_asks_for_a_tool_gets_its_result_and_answers(
+    client: openai.OpenAI, streamed: bool
+) -> None:
+    talk: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "What is the weather in Paris?"}
+    ]
+
+    def ask(limit: int, choice: Literal[required, none]) -> ParsedChatCompletion[None]:
+        more: Any = {"tools": [WEATHER], "tool_choice": choice, "temperature": 0}
+        if not streamed:
+            return client.chat.completions.parse(
+                model="smollm2", messages=talk, max_tokens=limit, **more
+            )
+        with client.chat.completions.stream(
+            model="smollm2", messages=talk, max_tokens=limit, **more
+        ) as stream:
+            return stream.get_final_completion()
+
+    asked = ask(80, "required").choices[0]
+    assert asked.finish_reason == "tool_calls"
+    (call,) = asked.message.tool_calls or []
+    assert call.function.name == "get_weather"
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+    assert not asked.message.content
+
+    talk.append(cast("ChatCompletionMessageParam", asked.message.model_dump(exclude_none=True)))
+    talk.append({"role": "tool", "tool_call_id": call.id, "content": "Sunny, 18 degrees"})
+    answer = ask(400, "none").choices[0]
+    assert answer.finish_reason == "stop"
+    assert "18" in (answer.message.content or "")
+    assert not answer.message.tool_calls
+
+
+def test_a_schema_holds_split_cached_and_in_company(real: LocalWorld) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "list", "schema": LIST}}
+    body = chat(
+        "Which rule names the cook? As JSON.", response_format=form, seed=3, temperature=1.3
+    )
+    cold = ask(real.edges["nyc"], body, CHAT)
+    assert cold.facts["kv_bytes"] > 0, "the prompt was read by another node"
+    with ThreadPoolExecutor(6) as pool:
+        others = [chat("Tell me of boats.", temperature=1.0, seed=n) for n in range(3)]
+        more = [{**body, "seed": n} for n in range(2)]
+        answers = list(pool.map(lambda b: ask(real.edges["ams"], b, CHAT), [body, *others, *more]))
+    assert answers[0].text == cold.text
+    for answer in (cold, answers[0], *answers[4:]):
+        assert answer.finish == "stop", answer.error
+        jsonschema.validate(json.loads(answer.text), LIST)
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_before_any_byte(real: LocalWorld) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema}}
+    refused = ask(real.edges["nyc"], chat("JSON, please.", response_format=form), CHAT)
+    assert refused.status == 400
+    assert refused.error is not None
+    assert refused.error["param"] == "response_format.json_schema.schema"
+    assert "'uniqueItems'" in refused.error["message"]

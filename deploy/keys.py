@@ -1,0 +1,148 @@
+"""`skerry keys`: make, list, revoke, export and import API keys of a world.
+
+They work on the key file in the state folder, whether the world runs or not; edges see a change
+within a second. Keys are said on standard output, everything else on standard error, so that
+`KEY=$(skerry keys create --tenant NAME)` works.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.config import World
+from core.config_tenants import ANONYMOUS
+from core.errors import ConfigError
+from core.keys import KeyBook, Revoked, append_new, as_lines, new_key, parse_lines
+from deploy.where import StateOption, TopologyOption, world_of
+
+DAY_S = 86_400
+
+keys = typer.Typer(help="API keys of a world's tenants.", no_args_is_help=True)
+
+
+@keys.command()
+def create(
+    tenant: Annotated[str, typer.Option(help="Whose it is: a name under [tenants].")],
+    label: Annotated[str, typer.Option(help="A word for lists: where the key is used.")] = "",
+    days: Annotated[int | None, typer.Option(min=1, help="It expires after so many days.")] = None,
+    topology: TopologyOption = "two-regions",
+    state: StateOption = None,
+) -> None:
+    """Make a key and show it, this once: only its digest is kept."""
+    world = world_of(topology, state)
+    _known_tenant(world, tenant)
+    now = int(time.time())
+    expires = None if days is None else now + days * DAY_S
+    key, record = new_key(tenant, now=now, label=label, expires=expires)
+    first = not book_of(world)
+    append_new(key_file(world), [record])
+    print(key)
+    _say(f"key {record.id} of tenant {tenant}; it is not shown again")
+    if first and world.topology.access.anonymous == "until-keys":
+        _say("from now on callers of this world need a key")
+
+
+@keys.command("list")
+def list_keys(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
+    """Every key that was made: ID, tenant, state, date, label."""
+    for line in listing(book_of(world_of(topology, state)), time.time()):
+        print(line)
+
+
+@keys.command()
+def revoke(
+    key: Annotated[str, typer.Argument(help="The key's ID, as `list` shows it.")],
+    topology: TopologyOption = "two-regions",
+    state: StateOption = None,
+) -> None:
+    """Make a key worthless. Edges of this state folder refuse it within a second, edges that
+    follow one of them within five."""
+    world = world_of(topology, state)
+    book = book_of(world)
+    name = key.removeprefix("sk-skerry-")[:12]
+    known = [one.id for one in book.created()]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"no key has the ID {name!r}{hint}")
+    if append_new(key_file(world), [Revoked(id=name, at=int(time.time()))]):
+        _say(f"key {name} is revoked")
+    else:
+        _say(f"key {name} was revoked before")
+
+
+@keys.command()
+def export(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
+    """Write all records to standard output: digests and revocations, no keys."""
+    sys.stdout.write(as_lines(book_of(world_of(topology, state)).records()).decode())
+
+
+@keys.command("import")
+def import_keys(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote elsewhere; - reads stdin.")],
+    topology: TopologyOption = "two-regions",
+    state: StateOption = None,
+) -> None:
+    """Add the records of another world or machine. What is known stays; a revocation wins."""
+    world = world_of(topology, state)
+    records, torn = parse_lines(_read(file))
+    if torn:
+        raise ConfigError(f"{file}: {torn} lines are no key records; nothing was imported")
+    fresh = append_new(key_file(world), records)
+    revoked = sum(isinstance(record, Revoked) for record in fresh)
+    _say(f"{len(fresh) - revoked} keys and {revoked} revocations are new")
+
+
+def listing(book: KeyBook, now: float) -> Iterator[str]:
+    yield f"{'ID':<14}{'TENANT':<20}{'STATE':<10}{'MADE':<12}LABEL"
+    for one in book.created():
+        if book.revoked(one.id) is not None:
+            state = "revoked"
+        else:
+            state = "expired" if one.expires is not None and now >= one.expires else "good"
+        made = time.strftime("%Y-%m-%d", time.gmtime(one.at))
+        yield f"{one.id:<14}{one.tenant:<20}{state:<10}{made:<12}{one.label}".rstrip()
+
+
+def key_file(world: World) -> Path:
+    return world.state / world.topology.access.keys
+
+
+def book_of(world: World) -> KeyBook:
+    """Raises ConfigError."""
+    try:
+        text = key_file(world).read_bytes()
+    except FileNotFoundError:
+        return KeyBook()
+    except OSError as error:
+        raise ConfigError(f"{key_file(world)}: cannot be read: {error.strerror}") from error
+    records, torn = parse_lines(text)
+    if torn:
+        _say(f"{key_file(world)}: {torn} torn lines are skipped")
+    return KeyBook(records)
+
+
+def _known_tenant(world: World, name: str) -> None:
+    known = sorted(set(world.topology.tenants) - {ANONYMOUS})
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+        raise ConfigError(f"{world.path}: no tenant is named {name!r}; {hint}")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,82 @@
+"""A few seconds of `make bench-admission`, and that its judge would notice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core.types import Usage
+from core.usage import UsageRecord
+from loadtest.admission import traffic
+from loadtest.admission.__main__ import figures, records_of
+from loadtest.admission.cast import cast
+from loadtest.admission.judge import judge
+from loadtest.admission.timing import measure
+from loadtest.admission.traffic import Seen
+from tests.servers import needed
+
+USAGE = Usage(prompt_tokens=16, completion_tokens=12)
+RECORD = UsageRecord(
+    id="r1", at=1.0, edge="e", tenant="t", key="k", model="m", region="r", dialect="chat",
+    outcome="ok", prompt=16, cached=0, completion=12, complete=True,
+)  # fmt: skip
+LIMIT = 300
+
+
+@pytest.mark.world
+def test_ledgers_hold_what_callers_were_told_while_processes_die(tmp_path: Path) -> None:
+    needed("redis-server")
+    with cast(tmp_path, edges=1, workers=2, tokens_per_minute=LIMIT) as running:
+        seen, window = asyncio.run(traffic.run(running, 150))
+        verdict = judge(seen, records_of(running))
+        assert "ended" in (running.edges[0].state / "edge.log").read_text()  # a worker was killed
+    assert verdict.requests == 150
+    assert verdict.answered > 80
+    assert verdict.refused > 5  # the tight tenant asked for more than it may
+    assert (verdict.matched, verdict.unheard, verdict.twice) == (verdict.answered, 0, 0)
+    assert verdict.written == verdict.sent
+    assert 0 < window.highest() <= LIMIT
+
+
+def test_what_admission_adds_is_measured_in_processes_that_share_a_ledger(tmp_path: Path) -> None:
+    taken = measure(tmp_path, processes=2, requests=20)
+    assert len(taken) == 40
+    assert 0 < min(taken) < 50
+
+
+@pytest.mark.parametrize(
+    ("records", "matched", "unheard", "twice"),
+    [
+        ([RECORD], 1, 0, 0),
+        ([], 0, 0, 0),
+        ([msgspec.structs.replace(RECORD, completion=11)], 0, 0, 0),
+        ([msgspec.structs.replace(RECORD, complete=False)], 0, 0, 0),
+        ([RECORD, RECORD], 1, 0, 1),
+        ([RECORD, msgspec.structs.replace(RECORD, id="r2")], 1, 1, 0),
+    ],
+)
+def test_the_judge_notices(
+    records: list[UsageRecord], matched: int, unheard: int, twice: int
+) -> None:
+    verdict = judge([Seen("t", 200, "r1", USAGE)], records)
+    assert (verdict.matched, verdict.unheard, verdict.twice) == (matched, unheard, twice)
+    failing = {one.name for one in figures(verdict, 100, 100, [0.1] * 9) if one.fails}
+    assert bool(failing) == (matched == 0 or unheard > 0 or twice > 0)
+
+
+def test_requests_that_broke_off_may_be_written_unheard() -> None:
+    left = Seen("t", 200, "r1", left=True)
+    died = Seen("t", 0)
+    for one in (left, died):
+        assert judge([one], [RECORD]).unheard == 0
+    refused = Seen("t", 429, "r9")
+    assert judge([refused], [RECORD]).unheard == 1
+
+
+def test_a_limit_that_was_passed_by_more_than_a_lease_fails() -> None:
+    verdict = judge([Seen("t", 200, "r1", USAGE)], [RECORD])
+    assert not any(one.fails for one in figures(verdict, 110, 100, [0.1] * 9))
+    assert any(one.fails for one in figures(verdict, 111, 100, [0.1] * 9))
