@@ -283,7 +283,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     1 % of a step on a CPU, and cost a newcomer a step."""
     speculate: bool = True
     """Check guesses where that gives more tokens a second."""
-    mixed_step_s: float = 0.25
+    mixed_step_s: float = 0.12
     """Prompts are read in chunks that keep a step about this short while others decode; 0: chunks
     as large as they may be."""
     native: bool = True

@@ -148,24 +148,26 @@ int64_t skerry_layers_bytes(const Model *model, int64_t tokens, int threads) {
     return Memory(*model, tokens, threads, nullptr).total + 64;
 }
 
+// What runs on several threads returns the nanoseconds they lost to other processes (Board::lost).
+
 // residual [tokens, hidden] is changed in place; `groups`: rows and tables of each KV group.
-void skerry_layers(const Model *model, const Rows *groups, float *residual, uint8_t *memory,
+int64_t skerry_layers(const Model *model, const Rows *groups, float *residual, uint8_t *memory,
                    int threads) {
     const Memory cut(*model, groups[0].tokens, threads, memory);
-    together(threads, [&](Board &board) { run(board, *model, groups, residual, cut); });
+    return together(threads, [&](Board &board) { run(board, *model, groups, residual, cut); });
 }
 
 int64_t skerry_linear_bytes(const Product *product, int64_t tokens, int threads) {
     return operand_bytes(tokens, product->ins) + (panel_bytes(*product) + 64) * threads + 128;
 }
 
-void skerry_linear(const Product *product, int64_t tokens, const float *x, float *y,
+int64_t skerry_linear(const Product *product, int64_t tokens, const float *x, float *y,
                    uint8_t *memory, int threads) {
     Cutter cut{memory};
     const Operands operands = operands_at(
         cut.take<uint8_t>(operand_bytes(tokens, product->ins)), tokens, product->ins);
     uint8_t *own = cut.take<uint8_t>(0);
-    together(threads, [&](Board &board) {
+    return together(threads, [&](Board &board) {
         prepare(board, *product, operands, tokens, [&](int64_t token, float *to) {
             std::memcpy(to, x + token * product->ins, size_t(product->ins) * sizeof(float));
         });
@@ -196,13 +198,13 @@ int64_t skerry_attention_bytes(const Attention *attention, int64_t tokens, int t
 }
 
 // Rotate and write, then attend: qkv is changed in place.
-void skerry_attention(const Attention *attention, const Rows *rows, const float *frequencies,
+int64_t skerry_attention(const Attention *attention, const Rows *rows, const float *frequencies,
                       float *qkv, void *kv, float *out, uint8_t *memory, int threads) {
     Cutter cut{memory};
     const int64_t half = attention->dim / 2;
     float *cos = cut.take<float>(rows->tokens * half), *sin = cut.take<float>(rows->tokens * half);
     uint8_t *own = cut.take<uint8_t>(0);
-    together(threads, [&](Board &board) {
+    return together(threads, [&](Board &board) {
         turn(board, *rows, frequencies, half, cos, sin);
         rotate_and_write(board, *attention, *rows, qkv, cos, sin, kv);
         attend(board, *attention, *rows, qkv, kv, out,

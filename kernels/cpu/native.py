@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cpu.crew import Crew
 from kernels.cpu.steps import NativeSteps, StoredExperts
 from kernels.cpu.structs import (
     SIGNATURES,
@@ -66,6 +67,7 @@ class NativeOps:
             function.restype = result
             function.argtypes = arguments
         self.scratch = Scratch()
+        self.crew = Crew(threads)
 
     @staticmethod
     def fits(columns: Sequence[int]) -> bool:
@@ -132,10 +134,12 @@ class NativeOps:
         paged = rows_of(rows, positions)
         out = qkv.new_empty((tokens, heads * dim))
         nbytes = self.library.skerry_attention_bytes(ctypes.byref(shape), tokens, self.threads)
-        self.library.skerry_attention(
+        lost = self.library.skerry_attention(
             ctypes.byref(shape), ctypes.byref(paged), inverse_frequencies.data_ptr(),
-            qkv.data_ptr(), kv.data_ptr(), out.data_ptr(), self.scratch.take(nbytes), self.threads,
+            qkv.data_ptr(), kv.data_ptr(), out.data_ptr(), self.scratch.take(nbytes),
+            self.crew.begin(),
         )  # fmt: skip
+        self.crew.end(lost)
         return out
 
 
@@ -171,9 +175,11 @@ class StoredLinear:
         out = x.new_empty((tokens, self.shape[0]))
         product = ctypes.byref(self.product)
         nbytes = ops.library.skerry_linear_bytes(product, tokens, ops.threads)
-        ops.library.skerry_linear(
-            product, tokens, x.data_ptr(), out.data_ptr(), ops.scratch.take(nbytes), ops.threads
+        memory = ops.scratch.take(nbytes)
+        lost = ops.library.skerry_linear(
+            product, tokens, x.data_ptr(), out.data_ptr(), memory, ops.crew.begin()
         )
+        ops.crew.end(lost)
         return out
 
 
@@ -223,9 +229,11 @@ class NativeLayers:
         rows = (CRows * len(groups))(*(rows_of(group, positions) for group in groups))
         model = ctypes.byref(self._model)
         nbytes = ops.library.skerry_layers_bytes(model, tokens, ops.threads)
-        ops.library.skerry_layers(
-            model, rows, residual.data_ptr(), ops.scratch.take(nbytes), ops.threads
+        memory = ops.scratch.take(nbytes)
+        lost = ops.library.skerry_layers(
+            model, rows, residual.data_ptr(), memory, ops.crew.begin()
         )
+        ops.crew.end(lost)
         return residual
 
     def _bind(self, kv: Sequence[Tensor]) -> None:

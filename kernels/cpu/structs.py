@@ -77,16 +77,16 @@ class CModel(Structure):
 
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "skerry_layers_bytes": (c_int64, (POINTER(CModel), c_int64, c_int)),
-    "skerry_layers": (None, (POINTER(CModel), POINTER(CRows), c_void_p, c_void_p, c_int)),
+    "skerry_layers": (c_int64, (POINTER(CModel), POINTER(CRows), c_void_p, c_void_p, c_int)),
     "skerry_linear_bytes": (c_int64, (POINTER(CProduct), c_int64, c_int)),
-    "skerry_linear": (None, (POINTER(CProduct), c_int64, c_void_p, c_void_p, c_void_p, c_int)),
+    "skerry_linear": (c_int64, (POINTER(CProduct), c_int64, c_void_p, c_void_p, c_void_p, c_int)),
     "skerry_rows": (None, (c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p)),
     "skerry_rms_norm": (None, (c_int64, c_int64, c_void_p, c_void_p, c_float, c_void_p)),
     "skerry_peak": (c_double, ()),
     "skerry_silu_mul": (None, (c_int64, c_int64, c_void_p, c_void_p)),
     "skerry_attention_bytes": (c_int64, (POINTER(CAttention), c_int64, c_int)),
     "skerry_attention": (
-        None,
+        c_int64,
         (
             POINTER(CAttention), POINTER(CRows), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
             c_int,

@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
@@ -39,14 +40,28 @@ class Board {
             return;
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-            if (spins < 4000)
-                pause();
-            else
-                std::this_thread::yield();
+            if (spins == SPINS) return wait_long(round);
+            pause();
         }
     }
 
+    // Nanoseconds that threads waited for others which had lost their cores.
+    int64_t lost() const { return lost_.load(std::memory_order_relaxed); }
+
   private:
+    using Clock = std::chrono::steady_clock;
+
+    static constexpr int SPINS = 4000;
+    static constexpr int64_t LONG_NS = 1000000;  // no piece of work takes so long
+
+    void wait_long(int round) {
+        const auto began = Clock::now();
+        while (round_.load(std::memory_order_acquire) == round) std::this_thread::yield();
+        const int64_t taken =
+            std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began).count();
+        if (taken > LONG_NS) lost_.fetch_add(taken, std::memory_order_relaxed);
+    }
+
     static void pause() {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
@@ -57,11 +72,12 @@ class Board {
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> round_{0};
+    std::atomic<int64_t> lost_{0};
 };
 
-// `work(board)` on `threads` threads, or as many of them as there may be.
+// `work(board)` on `threads` threads, or as many of them as there may be. Returns `Board::lost`.
 template <typename Work>
-void together(int threads, Work work) {
+int64_t together(int threads, Work work) {
     Board board;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -69,6 +85,7 @@ void together(int threads, Work work) {
         board.open(omp_get_num_threads());
         work(board);
     }
+    return board.lost();
 }
 
 // `piece(first, last)` for all of `count` rows, `step` at a time. The phase ends.

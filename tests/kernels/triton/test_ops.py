@@ -160,7 +160,7 @@ def test_latents_and_experts() -> None:
         TorchLayers((first[1], second[1]), halved),
     )
     pools = [nan(10, 2, 1, 1, BLOCK, RANK + ROPE, dtype=torch.float32) for _ in range(2)]
-    for step, shapes in enumerate([[(0, 30), (0, 17)], [(30, 1), (17, 33)], [(31, 1), (50, 1)]]):
+    for step, shapes in enumerate([[(0, 9), (0, 4)], [(9, 1), (4, 13)], [(10, 1), (17, 1)]]):
         rows, positions = rows_of(shapes)
         residual = random(len(positions), HIDDEN, seed=step)
         found = [
@@ -181,7 +181,7 @@ def test_norms_of_heads() -> None:
         base.attention, query_norm=random(DIM, seed=1), key_norm=random(DIM, seed=2)
     )
     normed = replace(base, attention=attention)
-    rows, positions = rows_of([(0, 30), (0, 17)])
+    rows, positions = rows_of([(0, 9), (0, 4)])
     residual = random(len(positions), HIDDEN)
     found = [
         run(
@@ -240,3 +240,33 @@ def test_weights_are_decoded_once_and_shared(dtype: torch.dtype) -> None:
         torch.ones(2),
         dtype,
     )
+
+
+@pytest.mark.parametrize("kind", ["heads", "latents"])
+def test_rows_of_padding_change_nothing(kind: str) -> None:
+    """As a captured decode step has them: start and slot −1, and host tuples that only bound."""
+    latent = kind == "latents"
+    made, shape = (latent_layer(10, True)[0], LATENT) if latent else (layer(10, None), SHAPE)
+    run = TritonLayers((made,), shape)
+    size = (1, 1, BLOCK, RANK + ROPE) if latent else (2, KV_HEADS, BLOCK, DIM)
+    pool = nan(10, 1, *size, dtype=torch.float32)
+    rows, positions = rows_of([(0, 30), (0, 17)])
+    run(random(47, HIDDEN), positions, (rows,), pool.unbind(1))
+    rows, positions = rows_of([(30, 1), (17, 1)])
+    residual = random(2, HIDDEN, seed=3)
+    other = pool.clone()
+    expected = run(residual.clone(), positions, (rows,), other.unbind(1))
+    minus = integers([-1, -1], torch.int64)
+    padded = PagedRows(
+        starts=(95,) * 4,
+        lengths=(1,) * 4,
+        decode=4,
+        tables=torch.cat((rows.tables, torch.full_like(rows.tables, HOLE))),
+        slots=torch.cat((rows.slots, minus)),
+        spans=torch.cat((rows.spans, integers([(2, 1, -1), (3, 1, -1)]))),
+    )
+    more = torch.cat((residual, random(2, HIDDEN, seed=4)))
+    ours = run(more, torch.cat((positions, minus + 1)), (padded,), pool.unbind(1))
+    assert_near(ours[:2], expected, torch.float32)
+    assert ours.isfinite().all()
+    torch.testing.assert_close(pool, other, equal_nan=True)

