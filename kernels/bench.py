@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"reading 256 MiB: {source.nbytes / seconds / 1e9:.1f} GB/s, {options.threads} threads")
     if isinstance(chosen, NativeOps):
         peak = chosen.library.skerry_peak() / 1e9
-        say(f"product instruction: {peak:.0f} G/s a core; in two parts of 8 bits {peak / 2:.0f}")
+        say(f"product instruction, of 8-bit activations: {peak:.0f} GFLOP/s a core")
     with torch.inference_mode():
         sizes = ((960, 576, "Q4_1"), (3072, 576, "Q4_1"), (576, 1536, "Q4_1"), (49152, 576, "Q8_0"))
         for out, columns, encoding in sizes:
