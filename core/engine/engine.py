@@ -106,7 +106,7 @@ class Engine:
                 self.scheduler.reserve(sequence, spec)
             case Begin(sequence, kv_in_place):
                 if kv_in_place and isinstance(self._runner, Mirrors):
-                    filled = self.scheduler.set_aside(sequence)
+                    filled = self.scheduler.roster.set_aside(sequence)
                     self._runner.arrive([tuple(group.values()) for group in filled])
                 self.scheduler.begin(sequence, kv_in_place=kv_in_place)
             case Prefill(sequence, spec):

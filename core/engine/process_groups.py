@@ -1,4 +1,4 @@
-"""`core.models.collectives.Group` over torch.distributed: gloo on a CPU, NCCL on a GPU.
+"""`core.models.collectives.Group` over torch.distributed (gloo) and sockets of our own.
 
 The groups of a rank are made side by side on one store, without torch's process-wide default group.
 A peer that has gone is noticed by its closed socket, at the next call at the latest.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import torch
@@ -24,8 +24,6 @@ from core.errors import NodeLost
 from core.models.collectives import Alone, Group
 
 _Told = TypeVar("_Told")
-Backend = Any
-"""ProcessGroupGloo or ProcessGroupNCCL, which torch's stubs do not know as process groups."""
 
 MEET_S = 600.0
 """How long a rank waits for the others to come: each may read weights first."""
@@ -74,16 +72,14 @@ class Meeting:
         except RuntimeError as error:
             raise NodeLost(f"no rank said {key}: {_first_line(error)}") from error
 
-    def group(self, name: str, members: Sequence[int], device: str, traffic: Traffic) -> TorchGroup:
+    def group(self, name: str, members: Sequence[int], traffic: Traffic) -> TorchGroup:
         """The group of `members`, this rank among them; all of them must ask for it. Returns when
         they are connected. Raises NodeLost."""
         store = PrefixStore(name, self.store)
         at, size = members.index(self._rank), len(members)
-        mesh = None
-        if device == "cpu":
-            mesh = connect(members, self._rank, self.address, self._secret, _Addresses(self, name))
+        mesh = connect(members, self._rank, self.address, self._secret, _Addresses(self, name))
         try:
-            return TorchGroup(backend(store, at, size, device, self.address), traffic, mesh)
+            return TorchGroup(gloo(store, at, size, self.address), mesh, traffic)
         except RuntimeError as error:
             raise NodeLost(f"group {name} did not come together: {_first_line(error)}") from error
 
@@ -102,25 +98,22 @@ class _Addresses:
         return self.meeting.hear(f"{self.group}/at/{member}", tuple[str, int])
 
 
-def backend(store: Store, rank: int, size: int, device: str, address: str) -> Backend:
-    if device == "cpu":
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=_CALL_S)
-        return ProcessGroupGloo(store, rank, size, options)
-    options = dist.ProcessGroupNCCL.Options()
+def gloo(store: Store, rank: int, size: int, address: str) -> ProcessGroupGloo:
+    """Returns when all have come. Raises RuntimeError."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=_CALL_S)
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    return ProcessGroupGloo(store, rank, size, options)
 
 
 class TorchGroup:
-    """A `Group`, and messages between two of its ranks. For one thread at a time. Small tensors on
-    a CPU go through `mesh`, all others through torch's process group.
+    """A `Group`, and messages between two of its ranks. For one thread at a time. Small tensors go
+    through `mesh`, all others through torch's process group.
 
     Every method raises NodeLost when a peer has gone.
     """
 
-    def __init__(self, pg: Backend, traffic: Traffic, mesh: Mesh | None = None) -> None:
+    def __init__(self, pg: ProcessGroupGloo, mesh: Mesh, traffic: Traffic) -> None:
         self._pg = pg
         self._mesh = mesh
         self._traffic = traffic
@@ -195,8 +188,7 @@ class TorchGroup:
 
     def close(self) -> None:
         """From any thread: whoever waits in the mesh gets NodeLost."""
-        if self._mesh is not None:
-            self._mesh.close()
+        self._mesh.close()
 
     def _small(self, x: Tensor) -> Mesh | None:
         """The mesh, when `x` is for it: on all ranks alike, since shapes are."""
@@ -237,7 +229,7 @@ class Groups:
                 group.close()
 
 
-def make_groups(config: RankConfig, meeting: Meeting, device: str) -> Groups:
+def make_groups(config: RankConfig, meeting: Meeting) -> Groups:
     """All groups of `config.plan` that this rank is in. Every rank must make its own at about the
     same time: each group waits for its members. Raises NodeLost."""
     plan, rank = config.plan, config.rank
@@ -246,13 +238,13 @@ def make_groups(config: RankConfig, meeting: Meeting, device: str) -> Groups:
     if plan.tp > 1:
         first = rank - place.tp_rank
         members = range(first, first + plan.tp)
-        groups.tensor = meeting.group(f"tensor/{first}", members, device, groups.traffic)
+        groups.tensor = meeting.group(f"tensor/{first}", members, groups.traffic)
     if plan.ep > 1:
         first = rank - rank % plan.stage_ranks % plan.ep
         members = range(first, first + plan.ep)
-        groups.experts = meeting.group(f"experts/{first}", members, device, groups.traffic)
+        groups.experts = meeting.group(f"experts/{first}", members, groups.traffic)
     if plan.pp > 1:
         first = rank % plan.stage_ranks
         members = range(first, plan.ranks, plan.stage_ranks)
-        groups.line = meeting.group(f"line/{first}", members, device, groups.traffic)
+        groups.line = meeting.group(f"line/{first}", members, groups.traffic)
     return groups

@@ -138,6 +138,10 @@ def make_runner(config: RankConfig) -> Runner:
         from core.engine.runner_split import LeadingRunner
 
         return LeadingRunner(config)
+    if config.engine == "torch" and config.device == "cuda":
+        from core.engine.gpu.wiring import gpu_runner
+
+        return gpu_runner(config)
     if config.engine == "torch":
         from core.engine.runner_torch import TorchRunner  # torch takes seconds to import
 

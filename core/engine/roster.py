@@ -9,6 +9,8 @@ from core.engine.plan import SequenceId
 from core.engine.sequence import Sequence, Status
 from core.errors import InternalError
 from core.kv.block_manager import BlockManager
+from core.kv.prefix_cache import GONE
+from core.types import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,18 @@ class Roster:
         """A newcomer whose blocks a peer fills."""
         self._known[sequence.id] = sequence
         sequence.status = Status.RESERVED
+
+    def set_aside(self, sequence_id: SequenceId) -> tuple[dict[int, int], ...]:
+        """Of each KV group, the blocks that a peer fills for a reserved sequence, by their index in
+        it; nothing for any other."""
+        sequence = self._known.get(sequence_id)
+        if sequence is None or sequence.status is not Status.RESERVED:
+            return ()
+        cached = sequence.computed // BLOCK_TOKENS
+        return tuple(
+            {n: block for n, block in enumerate(group) if n >= cached and block != GONE}
+            for group in sequence.table.groups
+        )
 
     def start(self, sequence: Sequence) -> None:
         """From the queue to the running ones."""

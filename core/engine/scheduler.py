@@ -36,14 +36,12 @@ from core.engine.reports import Counters, Reports
 from core.engine.room import Room
 from core.engine.roster import Roster
 from core.engine.sequence import Sequence, Status
+from core.engine.shares import decoding, prompt_share
 from core.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity
 from core.kv.block_manager import BlockManager, blocks_for
-from core.kv.prefix_cache import GONE, CachedBlock, Hasher
+from core.kv.prefix_cache import CachedBlock, Hasher
 from core.prefix import next_block_hash
 from core.types import BLOCK_TOKENS
-
-_LEAST_CHUNK = 4 * BLOCK_TOKENS
-"""Prompts are not cut smaller for the sake of a pipeline."""
 
 
 class Scheduler:
@@ -126,22 +124,9 @@ class Scheduler:
             self._reports.fail(sequence_id, NoCapacity("the blocks of a KV window are all in use"))
             return
         self.roster.reserve(sequence)
-        fill = self.set_aside(sequence_id)
-        self._reports.replies.append(
-            Reserved(sequence=sequence_id, cached_tokens=sequence.computed, fill=fill)
-        )
-
-    def set_aside(self, sequence_id: SequenceId) -> tuple[dict[int, int], ...]:
-        """Of each KV group, the blocks that a peer is to fill for a reserved sequence, by their
-        index in it; nothing for any other."""
-        sequence = self.roster.get(sequence_id)
-        if sequence is None or sequence.status is not Status.RESERVED:
-            return ()
-        cached = sequence.computed // BLOCK_TOKENS
-        return tuple(
-            {n: block for n, block in enumerate(group) if n >= cached and block != GONE}
-            for group in sequence.table.groups
-        )
+        fill = self.roster.set_aside(sequence_id)
+        reserved = Reserved(sequence=sequence_id, cached_tokens=sequence.computed, fill=fill)
+        self._reports.replies.append(reserved)
 
     def begin(self, sequence_id: SequenceId, *, kv_in_place: bool) -> None:
         """Generate on reserved blocks, which hold the KV of n−1 tokens or nothing new."""
@@ -296,37 +281,18 @@ class Scheduler:
         draft = Draft(self.blocks, self.limits.max_step_tokens)
         running = self.roster.running
         guesses = self._guessing.choose(running) if self._guessing is not None else {}
-        for sequence in self._decoding():
+        for sequence in decoding(running, self.limits.stages):
             guess = guesses.get(sequence, ())
             most = self._room.for_guesses(sequence, len(guess)) if guess else 0
             draft.add(sequence, guess[:most])
         cost, target = self._cost, self.limits.mixed_step_s
         if draft.rows and cost is not None and target:
             draft.chunk = min(draft.chunk, cost.prompt_tokens_within(target, draft.decode_tokens))
-        draft.chunk = min(draft.chunk, self._prompt_share())
+        draft.chunk = min(draft.chunk, prompt_share((*running, *self.roster.waiting), self.limits))
         for sequence in [one for one in running if one.remaining > 1]:
             draft.add(sequence)
         self._admit_into(draft)
         return draft
-
-    def _decoding(self) -> list[Sequence]:
-        """Whose next row is one token. In a pipeline one step takes its share of them, and none
-        whose token is still on its way: the others are for the steps beside it."""
-        ones = [one for one in self.roster.running if one.remaining == 1]
-        stages = self.limits.stages
-        if stages == 1:
-            return ones
-        return [one for one in ones if not one.pending][: -(-len(ones) // stages)]
-
-    def _prompt_share(self) -> int:
-        """The most prompt tokens of a step: of a pipeline's, so many that all stages have some."""
-        stages, most = self.limits.stages, self.limits.max_step_tokens
-        if stages == 1:
-            return most
-        everyone = (*self.roster.running, *self.roster.waiting)
-        reading = sum(one.goal - one.computed for one in everyone if one.goal - one.computed > 1)
-        share = -(-reading // stages // BLOCK_TOKENS) * BLOCK_TOKENS
-        return min(most, max(_LEAST_CHUNK, share))
 
     def _head(self) -> Sequence | None:
         """The first of the queue that has no blocks yet."""

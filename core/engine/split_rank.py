@@ -64,7 +64,9 @@ class SplitRank:
         """Without rates. Raises ConfigError, and NodeLost when the others do not come."""
         config = self.config
         if config.device not in ("auto", "cpu"):
-            raise ConfigError(f"device {config.device!r} is not supported; known: auto, cpu")
+            raise ConfigError(
+                f"device {config.device!r} is not supported on several ranks; known: auto, cpu"
+            )
         torch.set_num_threads(config.threads)
         source = open_weights(Path(config.source), config.context)
         try:
@@ -75,7 +77,7 @@ class SplitRank:
             self.peers = _star(config, meeting, leads=self.leads)
             if self.leads and config.plan.ep > 1 and config.plan.tp % config.plan.ep:
                 self.leaders = _leaders(config, meeting)
-            self._groups = make_groups(config, meeting, "cpu")
+            self._groups = make_groups(config, meeting)
             progress("ranks", 1.0)
             return self._read(source, meeting, self._groups, progress)
         finally:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from core.engine import batch
-from core.engine.plan import Row, SequenceId
+from core.engine import batch, sampler
+from core.engine.plan import Row, SampleSpec, SequenceId
 from core.engine.stepper import kv_geometry, kv_heads, layers_of
 from core.kv.pool import KVPool
 from core.models.builder import read_embedding, read_head, read_layer, read_norm, read_shape
 from core.models.config import ModelConfig
-from core.models.parallel import balanced, shard
+from core.models.decoder import ForwardBatch
+from core.models.parallel import Shard, balanced, layer_weights, shard
 from core.models.reader import Reader
 from core.models.shard import ShardedSource
 from core.models.weights import WeightSource
@@ -27,20 +28,31 @@ from kernels.ops import Ops
 
 _TOKENS = 8
 """Decoded together: between one, where weights are all that counts, and many."""
-_RUNS = 5
-_MEASURE_S = 0.05
-"""Time for each thing that is measured, when it is slow."""
+_MEASURE_S = 0.4
+"""Time for all measurements together."""
+_TRUST = 2.0
+"""What is measured counts as far as it is within so many times what the weights say: beyond that
+it says more about who else is at work on this machine."""
+_GREEDY = SampleSpec(temperature=0, top_p=1, top_k=0, seed=0, choice=0, position=0)
+
+_Work = Callable[[], object]
 
 
 def measured_stages(plan: Plan, source: WeightSource, ops: Ops) -> list[range]:
     """Balanced by the times of one layer of each kind, with the heads and columns of one rank."""
-    costs, before, after = measured_costs(plan, source, ops)
-    return balanced(costs, plan.pp, before=before, after=after)
+    layers, before, after = measured_costs(plan, source, ops)
+    return balanced(layers, plan.pp, before=before, after=trusted(source.config, layers, after))
+
+
+def trusted(model: ModelConfig, layers: Sequence[float], after: float) -> float:
+    """The cost of norm and head beside that of all layers, as far as it is to be believed."""
+    weights = model.hidden * model.vocab_size / sum(layer_weights(model)) * sum(layers)
+    return min(max(after, weights / _TRUST), weights * _TRUST)
 
 
 @torch.inference_mode()
 def measured_costs(plan: Plan, source: WeightSource, ops: Ops) -> tuple[list[float], float, float]:
-    """Seconds of each layer, of the embedding, and of norm and head."""
+    """Seconds of each layer, of the embedding, and of norm, head and a greedy draw."""
     model = source.config
     own = shard(plan, 0, model)
     reader = Reader(ShardedSource(source, own), ops)
@@ -50,29 +62,34 @@ def measured_costs(plan: Plan, source: WeightSource, ops: Ops) -> tuple[list[flo
     )
     embedding, _ = read_embedding(reader)
     states = embedding(tokens.tokens)
-    before = _seconds(lambda: embedding(tokens.tokens))
     norm, head = read_norm(reader), read_head(reader)
-    after = _seconds(lambda: head(ops.rms_norm(states, norm, model.norm_eps)))
+
+    def predict() -> object:
+        logits = head(ops.rms_norm(states, norm, model.norm_eps)).float()
+        return sampler.sample(logits, [_GREEDY] * _TOKENS)
+
+    kinds = [_kind(model, index) for index in range(model.layers)]
+    firsts = {kind: kinds.index(kind) for kind in kinds}
+    layers = [_layer(plan, reader, own, index, states, tokens) for index in firsts.values()]
+    seconds = _seconds([*layers, lambda: embedding(tokens.tokens), predict])
+    costs = dict(zip(firsts, seconds, strict=False))
+    return [costs[kind] for kind in kinds], seconds[-2], seconds[-1]
+
+
+def _layer(
+    plan: Plan, reader: Reader, own: Shard, index: int, states: Tensor, tokens: ForwardBatch
+) -> _Work:
+    """A call of one layer."""
+    model, ops = reader.source.config, reader.ops
+    only = range(index, index + 1)
     dtype = str(ops.dtype).removeprefix("torch.")
-    shape = read_shape(reader)
-    found: dict[tuple[object, ...], float] = {}
-    costs = []
-    for index in range(model.layers):
-        kind = _kind(model, index)
-        if kind not in found:
-            only = range(index, index + 1)
-            geometry = kv_geometry(
-                model, dtype, _TOKENS, layers=only, heads=kv_heads(model, own.kv_heads)
-            )
-            pool = KVPool(geometry, mmap.mmap(-1, geometry.pool_bytes))
-            kv = layers_of(pool, model, only)
-            experts = own.experts if plan.ep > 1 else None
-            run = ops.layers([_alone(read_layer(reader, index, experts))], shape)
-            found[kind] = _seconds(
-                lambda: run(states.clone(), tokens.positions, tokens.groups, kv)  # noqa: B023 — called before the next turn
-            )
-        costs.append(found[kind])
-    return costs, before, after
+    heads = kv_heads(model, own.kv_heads)
+    geometry = kv_geometry(model, dtype, _TOKENS, layers=only, heads=heads)
+    pool = KVPool(geometry, mmap.mmap(-1, geometry.pool_bytes))
+    kv = layers_of(pool, model, only)
+    layer = _alone(read_layer(reader, index, own.experts if plan.ep > 1 else None))
+    run = ops.layers([layer], read_shape(reader))
+    return lambda: run(states.clone(), tokens.positions, tokens.groups, kv)
 
 
 class _Folded:
@@ -97,14 +114,15 @@ def _kind(model: ModelConfig, index: int) -> tuple[object, ...]:
     return model.moe is not None and index in model.moe.layers, model.window(index)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    work()
-    best = float("inf")
-    until = time.perf_counter() + _MEASURE_S
-    for _ in range(_RUNS):
-        began = time.perf_counter()
+def _seconds(works: Sequence[_Work]) -> list[float]:
+    """The best of each, taken in turns: whatever disturbs them disturbs all."""
+    best = [float("inf")] * len(works)
+    for work in works:
         work()
-        best = min(best, time.perf_counter() - began)
-        if time.perf_counter() > until:
-            break
+    until = time.perf_counter() + _MEASURE_S
+    while time.perf_counter() < until:
+        for n, work in enumerate(works):
+            began = time.perf_counter()
+            work()
+            best[n] = min(best[n], time.perf_counter() - began)
     return best

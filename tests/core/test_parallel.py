@@ -33,6 +33,15 @@ def test_the_bundled_model_divides_by_1_3_and_9() -> None:
     )
 
 
+def test_a_split_beyond_the_kv_heads_copies_them_or_is_refused() -> None:
+    """B18: eight query and two KV heads; twelve and three."""
+    eight, twelve = replace(SMOLLM2, heads=8, kv_heads=2), replace(SMOLLM2, heads=12, kv_heads=3)
+    assert [tp for tp in range(1, 9) if refusal(Plan(tp=tp), eight) is None] == [1, 2, 4, 8]
+    assert refusal(Plan(tp=2), twelve) == (
+        "tp 2 does not divide 12 query and 3 KV heads; these do: 1, 3, 6, 12"
+    )
+
+
 @pytest.mark.parametrize(
     ("plan", "numbers", "says"),
     [

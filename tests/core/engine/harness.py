@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,18 +25,11 @@ from core.engine.messages import (
     SequenceSpec,
     Stepped,
 )
-from core.engine.plan import (
-    LoadedModel,
-    Runner,
-    SequenceId,
-    StepHandle,
-    StepPlan,
-    StepResult,
-    Work,
-)
+from core.engine.plan import SequenceId, StepPlan
 from core.engine.scripted import ScriptedRunner, scrambled, scripted_geometry
 from core.kv.memory import attach
 from core.types import FinishReason
+from tests.core.engine.late import LateRunner
 
 END = 1
 BLOCK_BYTES = 256
@@ -110,20 +102,6 @@ def solo(
             out.append(END)
 
 
-class LateHandle:
-    def __init__(self, runner: Runner, plan: StepPlan) -> None:
-        self._runner = runner
-        self._plan = plan
-
-    def result(self) -> StepResult:
-        """Its time is a function of the plan, so that a schedule is the same each time."""
-        rows = self._runner.submit(self._plan).result().rows
-        return StepResult(self._plan.number, rows, 0.01 + 0.0001 * self._plan.tokens)
-
-    def add_done_callback(self, done: Callable[[LateHandle], object], /) -> None:
-        raise AssertionError("nobody waits for the end of a step that begins when it is collected")
-
-
 class Prophet:
     """A drafter that knows how the story goes and now and then says something else."""
 
@@ -142,27 +120,6 @@ class Prophet:
         if wrong < len(guess):
             guess[wrong] = self._dice.choice((0, END, guess[wrong] + 1))
         return tuple(guess[: self._dice.randrange(most + 1)])
-
-
-class LateRunner:
-    """Computes when the result is asked for, as a device does, and notes what it was asked."""
-
-    def __init__(self, inner: ScriptedRunner) -> None:
-        self._inner = inner
-        self.plans: deque[StepPlan] = deque(maxlen=10_000)
-
-    def load(self, progress: object) -> LoadedModel:
-        return self._inner.load(lambda stage, fraction: None)
-
-    def work(self) -> Work:
-        return Work()
-
-    def submit(self, plan: StepPlan) -> StepHandle:
-        self.plans.append(plan)
-        return LateHandle(self._inner, plan)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @dataclass
@@ -190,7 +147,12 @@ class Front:
     """Drives one engine; checks every message and all books after every step."""
 
     def __init__(
-        self, config: RankConfig, *, depth: int = 1, prophet: random.Random | None = None
+        self,
+        config: RankConfig,
+        *,
+        depth: int = 1,
+        stages: int = 1,
+        prophet: random.Random | None = None,
     ) -> None:
         self.config = config
         self.now = 0.0
@@ -204,6 +166,7 @@ class Front:
             max_sequences=config.max_sequences,
             max_step_tokens=config.max_step_tokens,
             depth=depth,
+            stages=stages,
             drafter=None if prophet is None else lambda: Prophet(self, prophet),
             clock=lambda: self.now,
         )

@@ -12,10 +12,19 @@ A, B, C, D = (SequenceId(name) for name in "ABCD")
 
 
 def scheduler(
-    *, blocks: int = 32, context: int = 512, sequences: int = 8, step_tokens: int = 64
+    *,
+    blocks: int = 32,
+    context: int = 512,
+    sequences: int = 8,
+    step_tokens: int = 64,
+    stages: int = 1,
 ) -> Scheduler:
     limits = Limits(
-        context=context, vocab_size=1000, max_sequences=sequences, max_step_tokens=step_tokens
+        context=context,
+        vocab_size=1000,
+        max_sequences=sequences,
+        max_step_tokens=step_tokens,
+        stages=stages,
     )
     return Scheduler(limits, BlockManager([blocks]), b"model")
 

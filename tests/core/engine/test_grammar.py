@@ -53,6 +53,7 @@ def grammar(schema: object) -> str:
             response_format=ResponseFormat(schema=json.dumps(schema)),
         ),
         PLAIN,
+        vocabulary,
     )  # fmt: skip
 
 
