@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from core.errors import TransferFailed
-from core.kv.geometry import KVGroup
+from core.kv.geometry import KVGeometry, KVGroup
 from core.kv.layout import Rectangle, Run, gather, rectangle
 from core.kv.ticket import Endpoint
 from core.kv.transports.base import BlockMemory
@@ -41,6 +41,10 @@ class PoolMemory:
             raise TransferFailed("the receiver's KV has another shape than ours")
         return gather(wanted, held)
 
+    @property
+    def geometries(self) -> dict[int, KVGeometry]:
+        return {rank: memory.geometry for rank, memory in self.ranks.items()}
+
     def held(self, group: int) -> dict[int, KVGroup]:
         """What each rank holds of a group; a stage may have none of its layers."""
         return {
@@ -49,20 +53,27 @@ class PoolMemory:
             if group < len(memory.geometry.groups) and memory.geometry.groups[group].layers
         }
 
-    def endpoints(self, address: str, fill: tuple[dict[int, int], ...]) -> Iterator[Endpoint]:
-        """What each rank wants of each group. `fill` is that of a `Reserved`."""
-        for group, blocks in enumerate(fill):
-            for rank, held in self.held(group).items():
-                layers = rectangle(held)
-                yield Endpoint(
-                    rank=rank,
-                    address=address,
-                    group=group,
-                    first_layer=layers.first_layer,
-                    layers=layers.layers,
-                    first_head=layers.first_head,
-                    heads=layers.heads,
-                    dtype=held.dtype,
-                    block_bytes=held.block_bytes,
-                    blocks=tuple(sorted(blocks)),
-                )
+
+def endpoints(
+    geometries: Mapping[int, KVGeometry], address: str, fill: Sequence[Mapping[int, int]]
+) -> Iterator[Endpoint]:
+    """What each rank wants of each group, to be sent to `address`. `fill` is that of a
+    `Reserved`."""
+    for index, blocks in enumerate(fill):
+        for rank, geometry in sorted(geometries.items()):
+            held = geometry.groups[index]
+            if not held.layers:
+                continue
+            part = rectangle(held)
+            yield Endpoint(
+                rank=rank,
+                address=address,
+                group=index,
+                first_layer=part.first_layer,
+                layers=part.layers,
+                first_head=part.first_head,
+                heads=part.heads,
+                dtype=held.dtype,
+                block_bytes=held.block_bytes,
+                blocks=tuple(sorted(blocks)),
+            )

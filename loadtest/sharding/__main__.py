@@ -88,8 +88,8 @@ def tensor_parallel(setting: Setting) -> Sent:
 
 
 def pipeline(setting: Setting) -> tuple[Sent, list[Span]]:
-    """Two stages, sixteen sequences: as many micro-batches in flight as stages."""
-    prompts = [tuple(range(100 + 30 * n, 164 + 30 * n)) for n in range(16)]
+    """Two stages that write sixteen answers: as many micro-batches in flight as stages."""
+    prompts = [tuple(range(100 + 30 * n, 116 + 30 * n)) for n in range(16)]
     spans: list[Span] = []
     with engine(setting, setting.model, "--pp", "2") as worker:
         play(worker, [WARM_UP], 2)
@@ -98,7 +98,7 @@ def pipeline(setting: Setting) -> tuple[Sent, list[Span]]:
         for number in range(setting.rounds):
             fresh = [tuple(1000 * (number + 1) + token for token in one) for one in prompts]
             before = last[0]
-            tokens += play(worker, fresh, setting.tokens)[0]
+            tokens += play(worker, fresh, 2 * setting.tokens)[0]
             last = worker.shared(), traffic.sent_bytes(worker.started.pids)
             spans.append(least.span(reading(before), reading(last[0])))
     shape = shape_of(setting)
@@ -174,7 +174,7 @@ def traffic_figures(tp: Sent, pp: Sent) -> Iterator[Figure]:
 
 
 def pipeline_figures(spans: Sequence[Span], setting: Setting) -> Iterator[Figure]:
-    steps = 2 * setting.tokens
+    steps = 4 * setting.tokens
     stretch = median([one.stretch(steps) for one in spans])
     yield Figure("pipeline time / its schedule's ideal", stretch, "×", 1.1, 1.25)
     yield Figure("slowest stage / mean", median([one.imbalance for one in spans]), "×", 1.1, 1.2)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from core import log as logs
 from core.config import Limits, Model, Node, Scripted, World
 from core.engine.messages import RankConfig, ScriptedConfig
 from core.errors import ConfigError, NodeLost
-from core.kv.shards import PoolMemory
-from core.kv.ticket import model_digest
-from core.kv.transports.base import BlockMemory
 from core.kv.transports.fan import FanCarrier
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
@@ -29,13 +26,18 @@ from core.release import release
 from core.text.model import TextModel, load_text
 from core.types import BLOCK_TOKENS
 from regional.node.front import Front
+from regional.node.hosts import outpost
+from regional.node.hosts.messages import Rank
+from regional.node.hosts.outposts import Outposts, RemoteHost
+from regional.node.hosts.rendezvous import hosts_of
 from regional.node.identity import Identity
 from regional.node.pool import Pool
 from regional.node.prefill import Sending
-from regional.node.rank_link import PATIENCE, RANK_COMMAND, Loaded, Patience
-from regional.node.ranks import Ranks
-from regional.node.receiving import Receiving
+from regional.node.rank_link import PATIENCE, RANK_COMMAND, Loaded, Patience, RankLink
+from regional.node.ranks import Ranks, agree
+from regional.node.receiving import OwnHost, Receiving
 from regional.node.session import RouterSession
+from regional.node.stopping import Stopping
 
 log = logging.getLogger("skerry.node")
 
@@ -43,8 +45,6 @@ DRAIN_GRACE_S = 10.0
 """Running requests get this long after a stop signal; a second signal cuts it short."""
 GOODBYE_S = 1.0
 EXIT_RANK_LOST = 1
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ def run_node(world: World, name: str) -> int:
         secret=world.secret("region"),
         source=resolve_source(world.model_source(node.model)),
         router=region.grpc,
+        hosts=hosts_of(node, os.environ, world.secret("region")),
     )
     return asyncio.run(serve(setup))
 
@@ -80,51 +81,69 @@ def run_node(world: World, name: str) -> int:
 async def serve(setup: NodeSetup) -> int:
     """The life of a front: start the ranks, join the router, serve, drain, leave. Raises
     ConfigError."""
-    stop = _Stop()
+    stop = Stopping()
     _check_plan(setup)
     loading = asyncio.create_task(asyncio.to_thread(load_text, setup.source))
     script = _script(setup.model, await loading) if setup.model.engine == "scripted" else None
     config = rank_config(setup, script)
+    outposts = await Outposts.listen(setup.node.name, setup.hosts)
     ranks = await Ranks.start(
         config, setup.hosts, command=setup.rank_command, patience=setup.patience
     )
     try:
+        if setup.hosts.index:
+            return await outpost.run(setup.node.name, setup.hosts, ranks, stop)
         try:
-            both = await stop.unless_stopped(_both(loading, ranks))
+            all_ = await stop.unless_stopped(_loaded(loading, ranks, outposts))
         except NodeLost as error:
             log.error("%s", error)
             return EXIT_RANK_LOST
-        if both is None:
+        if all_ is None:
             return 0
-        return await _serve(setup, *both, ranks, stop)
+        return await _serve(setup, *all_, ranks, outposts, stop)
     finally:
+        await outposts.close()
         await ranks.close()
 
 
-async def _both(
-    loading: asyncio.Task[TextModel], ranks: Ranks
-) -> tuple[TextModel, tuple[Loaded, ...]]:
-    """Text and weights, which load side by side."""
-    text, loaded = await asyncio.gather(loading, ranks.ready())
-    return text, loaded
+async def _loaded(
+    loading: asyncio.Task[TextModel], ranks: Ranks, outposts: Outposts
+) -> tuple[TextModel, Mapping[int, Loaded]]:
+    """Text and weights, which load side by side; of this host's ranks."""
+    text, loaded, _ = await asyncio.gather(loading, ranks.ready(), outposts.ready())
+    own = dict(enumerate(loaded))
+    agree([*(one.ready for one in loaded), *(one.ready for one in outposts.ranks)])
+    return text, own
 
 
 async def _serve(
-    setup: NodeSetup, text: TextModel, loaded: Sequence[Loaded], ranks: Ranks, stop: _Stop
+    setup: NodeSetup,
+    text: TextModel,
+    loaded: Mapping[int, Loaded],
+    ranks: Ranks,
+    outposts: Outposts,
+    stop: Stopping,
 ) -> int:
     plan = ranks.plan
-    ready = [one.ready for one in loaded]
+    everyone = [
+        *(Rank(rank, ranks.links[rank].pid, one.ready) for rank, one in loaded.items()),
+        *outposts.ranks,
+    ]
+    ready = [one.ready for one in everyone]
     try:
         landing = TcpLanding.listen(setup.node.host, time.monotonic)
     except OSError as error:
         raise ConfigError(f"host {setup.node.host!r}: cannot listen: {error}") from error
+    own = outpost.own_hosts(plan, loaded, landing)
     try:
         async with asyncio.TaskGroup() as tasks:
             pools = [
-                _pool(number, setup, ranks, loaded, landing) for number in range(plan.dp_attention)
-            ]
+                _pool(number, setup, ranks.links[plan.leader(number)], own[number],
+                      outposts.of_pool(plan, number))
+                for number in range(plan.dp_attention)
+            ]  # fmt: skip
             front = Front(
-                context=min(text.context, *(one.context for one in ready)),
+                context=min(text.context_limit, *(one.context for one in ready)),
                 vocab_size=min(text.vocab_size, *(one.vocab_size for one in ready)),
                 text=text,
                 pools=pools,
@@ -134,7 +153,7 @@ async def _serve(
             for number in range(plan.dp_attention):
                 leader = ranks.links[plan.leader(number)]
                 leader.attach(partial(front.rank_said, number))
-            identity = Identity(setup.node, setup.secret, ranks, ready, release=release())
+            identity = Identity(setup.node, setup.secret, plan, everyone, release=release())
             session = RouterSession(
                 setup.router,
                 front,
@@ -142,36 +161,42 @@ async def _serve(
                 heartbeat=lambda: identity.heartbeat(front),
             )
             running = tasks.create_task(session.run(), name="session")
-            status = await _until_the_end(front, session, ranks, stop)
+            status = await _until_the_end(front, session, _first(ranks, outposts), stop)
             running.cancel()
     finally:
         landing.close()
     return status
 
 
+async def _first(ranks: Ranks, outposts: Outposts) -> NodeLost:
+    """The first of all that goes."""
+    ends = [asyncio.create_task(ranks.lost()), asyncio.create_task(outposts.lost())]
+    try:
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for end in ends:
+            end.cancel()
+
+
 def _pool(
-    number: int, setup: NodeSetup, ranks: Ranks, loaded: Sequence[Loaded], landing: TcpLanding
+    number: int, setup: NodeSetup, leader: RankLink, own: OwnHost, others: Sequence[RemoteHost]
 ) -> Pool:
     """One data-parallel rank's pool, spread over its ranks."""
-    leader = ranks.links[ranks.plan.leader(number)]
-    model = model_digest(loaded[0].ready.fingerprint)
-    memory = PoolMemory(
-        {
-            rank: BlockMemory(loaded[rank].ready.geometry, loaded[rank].memory)
-            for rank in ranks.plan.members(number)
-        }
-    )
+    carrier = FanCarrier(TcpCarrier())
     return Pool(
         number,
         leader,
-        Sending(leader, memory, FanCarrier(TcpCarrier()), model, time.monotonic),
-        Receiving(memory, landing, model, setup.limits.lease_s, time.monotonic),
+        Sending(leader, own.memory, carrier, own.model, time.monotonic),
+        Receiving([own, *others], setup.limits.lease_s),
     )
 
 
-async def _until_the_end(front: Front, session: RouterSession, ranks: Ranks, stop: _Stop) -> int:
+async def _until_the_end(
+    front: Front, session: RouterSession, ends: Coroutine[Any, Any, NodeLost], stop: Stopping
+) -> int:
     """Wait for a stop signal or the end of a rank, and take leave accordingly."""
-    lost = asyncio.create_task(ranks.lost())
+    lost = asyncio.create_task(ends)
     asked = asyncio.create_task(stop.asked.wait())
     hurried = asyncio.create_task(stop.hurried.wait())
     idle: asyncio.Task[bool] | None = None
@@ -198,33 +223,6 @@ async def _until_the_end(front: Front, session: RouterSession, ranks: Ranks, sto
         for task in (lost, asked, hurried, idle):
             if task is not None:
                 task.cancel()
-
-
-class _Stop:
-    """SIGTERM and SIGINT: the first asks to stop, the second not to wait any longer."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-
-    def _signalled(self) -> None:
-        if self.asked.is_set():
-            self.hurried.set()
-        self.asked.set()
-
-    async def unless_stopped(self, coroutine: Coroutine[Any, Any, _T]) -> _T | None:
-        """What `coroutine` gives; None when a stop signal comes first."""
-        work = asyncio.create_task(coroutine)
-        asked = asyncio.create_task(self.asked.wait())
-        try:
-            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
-            return await work if work.done() else None
-        finally:
-            work.cancel()
-            asked.cancel()
 
 
 def _check_plan(setup: NodeSetup) -> None:

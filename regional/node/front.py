@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from core.engine import messages as rank_messages
 from core.engine.messages import EngineStats, RankMessage, SequenceSpec, TokenOutput
@@ -26,6 +26,7 @@ from core.errors import (
 )
 from regional.node import wire
 from regional.node.answer import Answer, Text
+from regional.node.answering import Answering
 from regional.node.errands import Errands
 from regional.node.pool import Pool, total
 from regional.node.prefill import Outbox, PrefillJob
@@ -34,28 +35,6 @@ from regional.node.resolve import sequence_specs
 from regional.pb import node_pb2 as pb
 
 log = logging.getLogger("skerry.node")
-
-
-@dataclass(slots=True)
-class _Answering:
-    """One attempt that decodes here. `stage` is where a failure would have happened."""
-
-    id: str
-    outbox: Outbox
-    pool: Pool
-    answer: Answer
-    specs: tuple[SequenceSpec, ...]
-    """One for each choice."""
-    deadline: asyncio.TimerHandle
-    stage: str
-    sequences: set[SequenceId]
-    """Those of its choices that the rank knows and has not ended."""
-    others_begun: bool = False
-    """The choices after the first run: they share its prompt through the prefix cache, so they
-    wait until its blocks are there."""
-    reservation: Reservation | None = None
-    start_wanted: bool = False
-    """Start has come: generate as soon as the blocks are there."""
 
 
 class Front:
@@ -81,8 +60,8 @@ class Front:
         self._pools = tuple(pools)
         self._errands = Errands(tasks, self._note_idle)
         self._sessions: list[Outbox] = []
-        self._answers: dict[str, _Answering] = {}
-        self._choices: dict[SequenceId, tuple[_Answering, int]] = {}
+        self._answers: dict[str, Answering] = {}
+        self._choices: dict[SequenceId, tuple[Answering, int]] = {}
         self._generations = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._clock = clock
@@ -170,7 +149,7 @@ class Front:
         reserved.start_wanted = True
         self._advance(reserved)
 
-    def _run(self, attempt: _Answering) -> None:
+    def _run(self, attempt: Answering) -> None:
         """Read the prompt here and answer, unless the answer it is to go on with was whole."""
         whole = attempt.answer.whole(now=self._clock())
         if whole is None:
@@ -184,7 +163,7 @@ class Front:
 
     def _admit(
         self, attempt_id: str, message: pb.Work, outbox: Outbox, pool: int, *, stage: str
-    ) -> _Answering | None:
+    ) -> Answering | None:
         """Take an attempt in, or refuse it with a Failed."""
         if attempt_id in self._answers:
             log.warning("attempt %s was sent twice; the second is ignored", attempt_id)
@@ -195,7 +174,7 @@ class Front:
         except RequestError as error:
             outbox.send(wire.failed(attempt_id, stage, error))
             return None
-        attempt = _Answering(
+        attempt = Answering(
             id=attempt_id,
             outbox=outbox,
             pool=found,
@@ -210,14 +189,14 @@ class Front:
         self.idle.clear()
         return attempt
 
-    def _expect(self, attempt: _Answering, choice: int) -> SequenceId:
+    def _expect(self, attempt: Answering, choice: int) -> SequenceId:
         """What the rank will say of this choice is this attempt's."""
         sequence = SequenceId(f"{attempt.id}:{choice}" if choice else attempt.id)
         attempt.sequences.add(sequence)
         self._choices[sequence] = attempt, choice
         return sequence
 
-    def _begin_others(self, attempt: _Answering) -> None:
+    def _begin_others(self, attempt: Answering) -> None:
         attempt.others_begun = True
         for choice, spec in enumerate(attempt.specs[1:], start=1):
             attempt.pool.rank.send(rank_messages.Run(self._expect(attempt, choice), spec))
@@ -248,22 +227,19 @@ class Front:
         attempt.reservation = Reservation(
             attempt.pool.receiving, message, next(self._generations), lambda: self._advance(attempt)
         )
-        attempt.outbox.send(
-            pb.NodeMessage(
-                reserved=pb.Reserved(
-                    attempt_id=attempt.id,
-                    ticket=wire.ticket_message(attempt.reservation.ticket),
-                    cached_tokens=message.cached_tokens,
-                )
-            )
-        )
+        attempt.cached_tokens = message.cached_tokens
         self._advance(attempt)
 
-    def _advance(self, attempt: _Answering) -> None:
-        """Generate once the blocks are there and the router has said so; fail with the transfer."""
+    def _advance(self, attempt: Answering) -> None:
+        """Give the ticket away once it is awaited; generate once the blocks are there and the
+        router has said so; fail with the transfer."""
         reservation = attempt.reservation
         if reservation is None or self._answers.get(attempt.id) is not attempt:
             return
+        if reservation.expected and not attempt.ticket_given:
+            attempt.ticket_given = True
+            ticket = wire.ticket_message(reservation.ticket)
+            attempt.outbox.send(wire.reserved(attempt.id, ticket, attempt.cached_tokens))
         if reservation.failure is not None:
             self._fail(attempt, TransferFailed(f"the hand-off failed: {reservation.failure}"))
         elif reservation.ready and attempt.start_wanted:
@@ -276,7 +252,7 @@ class Front:
     def _past_deadline(self, attempt_id: str) -> None:
         self._fail(self._answers[attempt_id], DeadlineExceeded("the deadline passed"))
 
-    def _fail(self, attempt: _Answering, error: RequestError) -> None:
+    def _fail(self, attempt: Answering, error: RequestError) -> None:
         """End an attempt with an error: a Fault once the client has seen something, else Failed,
         upon which the router may place the request again."""
         self._free(attempt)
@@ -288,18 +264,20 @@ class Front:
         )
         attempt.outbox.send(pb.NodeMessage(step_output=pb.StepOutput(sequences=[fault])))
 
-    def _free(self, attempt: _Answering) -> None:
+    def _free(self, attempt: Answering) -> None:
         """Forget an attempt. The hand-off stops before the rank may reuse the blocks."""
         del self._answers[attempt.id]
         attempt.deadline.cancel()
-        if attempt.reservation is not None:
-            attempt.reservation.end()
-        for sequence in sorted(attempt.sequences):
-            self._forget(attempt, sequence)
-            attempt.pool.rank.send(rank_messages.Abort(sequence))
+        over = [rank_messages.Abort(sequence) for sequence in sorted(attempt.sequences)]
+        for abort in over:
+            self._forget(attempt, abort.sequence)
+        if attempt.reservation is None:
+            attempt.pool.abort(over)
+        else:
+            attempt.reservation.end(partial(attempt.pool.abort, over))
         self._note_idle()
 
-    def _forget(self, attempt: _Answering, sequence: SequenceId) -> None:
+    def _forget(self, attempt: Answering, sequence: SequenceId) -> None:
         """The rank has ended it, or is about to hear that it shall."""
         attempt.sequences.discard(sequence)
         del self._choices[sequence]
@@ -362,7 +340,7 @@ class Front:
                 session.send(change)
 
     def _write(
-        self, attempt: _Answering, choice: int, output: TokenOutput
+        self, attempt: Answering, choice: int, output: TokenOutput
     ) -> pb.SequenceOutput | None:
         if output.finish is not None:
             self._forget(attempt, output.sequence)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from core.config import Node
 from core.engine.messages import Ready
+from core.parallel import Plan
 from core.types import BLOCK_TOKENS, WIRE_VERSION
 from regional.node.front import Front
-from regional.node.ranks import Ranks
+from regional.node.hosts.messages import Rank
 from regional.pb import node_pb2 as pb
 
 
@@ -19,14 +20,14 @@ class Identity:
     """One life of a node: the epoch is new with each."""
 
     def __init__(
-        self, node: Node, secret: bytes, ranks: Ranks, ready: Sequence[Ready], *, release: str
+        self, node: Node, secret: bytes, plan: Plan, ranks: Sequence[Rank], *, release: str
     ) -> None:
-        """`ready`: what each of `ranks` said when it had loaded."""
+        """`ranks`: all of `plan`, in order, wherever they are."""
         self._node = node
         self._secret = secret
+        self._plan = plan
         self._ranks = ranks
-        self._all = ready
-        self._ready = ready[0]
+        self._ready = ranks[0].ready
         self._release = release
         self._epoch = secrets.token_hex(8)
         self._beats = itertools.count(1)
@@ -37,7 +38,7 @@ class Identity:
             name=self._node.model,
             fingerprint=ready.fingerprint,
             context=ready.context,
-            kv_bytes_per_token=whole_block_bytes(self._all) // BLOCK_TOKENS,
+            kv_bytes_per_token=block_bytes(self._ranks, self._plan) // BLOCK_TOKENS,
             blocks=ready.geometry.blocks[0],
             prefill_tokens_per_s=ready.prefill_tokens_per_s,
             decode_tokens_per_s=ready.decode_tokens_per_s,
@@ -54,13 +55,11 @@ class Identity:
                 max_sequences=ready.max_sequences,
                 max_step_tokens=ready.max_step_tokens,
                 pid=os.getpid(),
-                pools=self._ranks.plan.dp_attention,
-                plan=str(self._ranks.plan),
+                pools=self._plan.dp_attention,
+                plan=str(self._plan),
                 ranks=[
-                    pb.Rank(rank=rank, pid=link.pid, part=part_of(one))
-                    for rank, (link, one) in enumerate(
-                        zip(self._ranks.links, self._all, strict=True)
-                    )
+                    pb.Rank(rank=one.rank, pid=one.pid, part=part_of(one.ready))
+                    for one in self._ranks
                 ],
             )
         )
@@ -83,6 +82,10 @@ class Identity:
                 preemptions=stats.preemptions,
                 drafted_tokens=stats.drafted_tokens,
                 accepted_tokens=stats.accepted_tokens,
+                rank_bytes_sent=stats.sent_bytes,
+                rank_bytes_least=stats.least_bytes,
+                pipeline_bubble=stats.pipeline_bubble,
+                stage_seconds=stats.stage_seconds,
                 kv_bytes_sent=front.kv_bytes_sent,
                 kv_bytes_received=front.kv_bytes_received,
                 draining=front.draining,
@@ -90,16 +93,15 @@ class Identity:
         )
 
 
-def whole_block_bytes(ready: Sequence[Ready]) -> int:
-    """Bytes of one block over the layers and heads of all ranks, copies counted once."""
-    slabs = {
-        (index, layer, head): group.parts * group.slab_bytes
-        for one in ready
-        for index, group in enumerate(one.geometry.groups)
-        for layer in range(group.first_layer, group.first_layer + group.layers)
-        for head in range(group.first_head, group.first_head + group.kv_heads)
-    }
-    return sum(slabs.values())
+def block_bytes(ranks: Sequence[Rank], plan: Plan) -> int:
+    """Bytes that one block of a pool takes on all of its ranks, copies of heads included."""
+    members = set(plan.members(0))
+    return sum(
+        group.block_bytes
+        for one in ranks
+        if one.rank in members
+        for group in one.ready.geometry.groups
+    )
 
 
 def part_of(ready: Ready) -> str:

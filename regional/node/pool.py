@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from core.engine.messages import EngineStats
+from core.engine.messages import Abort, EngineStats
 from regional.node.cache_log import CacheLog
 from regional.node.prefill import Rank, Sending
 from regional.node.receiving import Receiving
@@ -28,6 +28,10 @@ class Pool:
         self.receiving = receiving
         self.cache = CacheLog(number)
         self.stats = _NO_STATS
+
+    def abort(self, sequences: Iterable[Abort]) -> None:
+        for abort in sequences:
+            self.rank.send(abort)
 
 
 def total(stats: Sequence[EngineStats]) -> EngineStats:

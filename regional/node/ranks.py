@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from core.engine.messages import EXIT_PEER, RankConfig
+from core.engine.messages import EXIT_PEER, RankConfig, Ready
 from core.errors import ConfigError, NodeLost
 from core.parallel import ONE_HOST, Hosts
 from regional.node.rank_link import (
@@ -96,7 +96,6 @@ class Ranks:
                 raise await self.lost() from None  # that one may have ended because of another
         finally:
             everyone.cancel()
-        _agree(loaded)
         return loaded
 
     async def lost(self) -> NodeLost:
@@ -146,14 +145,14 @@ def _meeting(hosts: Hosts) -> socket.socket | None:
     return sock
 
 
-def _agree(loaded: Sequence[Loaded]) -> None:
+def agree(ready: Sequence[Ready]) -> None:
     """All ranks have the same model, and pools of the same blocks. Raises ConfigError."""
-    first = loaded[0].ready
-    for rank, one in enumerate(loaded):
-        if one.ready.fingerprint != first.fingerprint:
+    first = ready[0]
+    for rank, one in enumerate(ready):
+        if one.fingerprint != first.fingerprint:
             raise ConfigError(f"rank {rank} has loaded other weights than rank 0")
-        if one.ready.geometry.blocks != first.geometry.blocks:
+        if one.geometry.blocks != first.geometry.blocks:
             raise ConfigError(
-                f"rank {rank} has pools of {one.ready.geometry.blocks} blocks, "
+                f"rank {rank} has pools of {one.geometry.blocks} blocks, "
                 f"rank 0 of {first.geometry.blocks}"
             )

@@ -78,6 +78,12 @@ def ticket_message(value: Ticket) -> pb.Ticket:
     )
 
 
+def reserved(attempt_id: str, ticket: pb.Ticket, cached_tokens: int) -> pb.NodeMessage:
+    return pb.NodeMessage(
+        reserved=pb.Reserved(attempt_id=attempt_id, ticket=ticket, cached_tokens=cached_tokens)
+    )
+
+
 def failed(attempt_id: str, stage: str, error: RequestError) -> pb.NodeMessage:
     return pb.NodeMessage(
         failed=pb.Failed(

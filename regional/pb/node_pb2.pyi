@@ -85,7 +85,7 @@ class ModelOffer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., context: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "blocks_used", "blocks_cached", "prefill_backlog_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "preemptions", "kv_bytes_sent", "kv_bytes_received", "draining", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("sequence", "running", "waiting", "blocks_used", "blocks_cached", "prefill_backlog_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "preemptions", "kv_bytes_sent", "kv_bytes_received", "draining", "drafted_tokens", "accepted_tokens", "rank_bytes_sent", "rank_bytes_least", "pipeline_bubble", "stage_seconds")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,10 @@ class Heartbeat(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RANK_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    RANK_BYTES_LEAST_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_BUBBLE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -120,7 +124,11 @@ class Heartbeat(_message.Message):
     draining: bool
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., prefill_backlog_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., draining: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    rank_bytes_sent: int
+    rank_bytes_least: int
+    pipeline_bubble: float
+    stage_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., prefill_backlog_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., draining: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., rank_bytes_sent: _Optional[int] = ..., rank_bytes_least: _Optional[int] = ..., pipeline_bubble: _Optional[float] = ..., stage_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("attempt_id", "ticket", "cached_tokens")

@@ -1,4 +1,4 @@
-"""A hand-over to ranks on two hosts: two data sockets, one ticket, ready when both have verified."""
+"""A hand-over to ranks on two hosts: two data sockets, one ticket, ready when both are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from core.errors import TransferFailed
 from core.kv.geometry import KVGeometry, KVGroup
 from core.kv.handoff import Failure, Incoming, Phase
-from core.kv.shards import PoolMemory
+from core.kv.shards import PoolMemory, endpoints
 from core.kv.ticket import Endpoint, PieceKey, Ticket, new_ticket_id
 from core.kv.transports.base import Arrival, BlockMemory, Piece
 from core.kv.transports.fan import FanCarrier, by_address
@@ -37,7 +37,7 @@ class Hosts:
         ends = [
             one
             for memory, landing in zip(self.memories, self.landings, strict=True)
-            for one in memory.endpoints(landing.address, ({n: n for n in BLOCKS},))
+            for one in endpoints(memory.geometries, landing.address, ({n: n for n in BLOCKS},))
         ]
         self.ticket = Ticket(new_ticket_id(), 5, 30.0, tuple(ends))
         self.incoming = [

