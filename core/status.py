@@ -58,6 +58,12 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted_tokens: int = 0
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
+    rank_bytes_sent: int = 0
+    """By its ranks to each other, to compute, and what its plan needs at the least."""
+    rank_bytes_least: int = 0
+    pipeline_bubble: float = 0.0
+    """The share of its stages' time in which they stood still although there was work."""
+    stage_seconds: tuple[float, ...] = ()
     plan: str = ""
     """How its model is split, as `core.parallel.Plan` writes it."""
     ranks: tuple[RankStatus, ...] = ()

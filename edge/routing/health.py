@@ -16,7 +16,7 @@ RAMP_FIRST = 0.1
 """Share of its fair load that a region bears at once when it comes back."""
 GATHER_S = 120.0
 FLAP_S = 60.0
-TRUST_S, LONGEST_TRUST_S = 1.0, 8.0
+TRUST_S, LONGEST_TRUST_S = 1.0, 4.0
 FADE_S = 1.0
 TRIP_WINDOW = 12
 """Measured round trips of which the least counts."""

@@ -286,15 +286,14 @@ def _goes_home(
     """Whether the key's home is taken although `best` is faster.
 
     A prompt of which `best` holds no more than home does goes home if that is only a little
-    farther: edges that cannot know of each other yet agree. A busier home does not get it. One
-    that another region holds goes home now and then, the rarer the more it costs, when its
-    beginning is hot or its home was lost and is back: a prefix that had to move does not stay
-    away for ever, and regions stay evenly loaded.
+    farther: edges that cannot know of each other yet agree. One that another region holds goes
+    home now and then, the rarer the more it costs, when its beginning is hot or its home was lost
+    and is back: a prefix that had to move does not stay away for ever, and regions stay evenly
+    loaded.
     """
     extra = at_home.cost_s - best.cost_s
     if best.held_tokens <= at_home.held_tokens:
-        idle = at_home.wait_s - best.wait_s <= weights.home_wait * at_home.read_s
-        return idle and extra <= weights.home_slack * at_home.read_s
+        return extra <= weights.home_slack * at_home.read_s
     most = weights.homing_back_s if home.returned else weights.homing_s if asked.hot else 0.0
     return asked.draws[0] * extra < most
 

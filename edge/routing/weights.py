@@ -16,10 +16,8 @@ class Weights:
     and its blocks push others out of the cache. With 1 a request runs away from a short queue at
     the place that holds its prefix, and everybody's time to the first token grows."""
     home_slack: float = 0.1
-    """Of the time that its reading takes: what a prompt that nobody holds may lose on the way
-    home."""
-    home_wait: float = 0.01
-    """The same, by waiting there: otherwise cold prompts are what evens out the load."""
+    """Of the time that its reading takes: what a prompt that nobody holds may lose by going home,
+    waiting there included. More, and cold prompts would not even out the load any more."""
     homing_s: float = 0.1
     """The mean cost to a request of bringing a hot prefix home that lives elsewhere."""
     homing_back_s: float = 1.0

@@ -38,7 +38,9 @@ def second_half(trace: str) -> list[Request]:
 
 
 def compare(routers: Routers, seed: int, log: Path, say: Say) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
+    if not routers.there:
+        return rows
     for trace in TRACES:
         requests = second_half(trace)
         for name, setup in OURS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ def _tally(
     late_s: float,
 ) -> Tally:
     served = {number: one for double in doubles for number, one in double.served.items()}
+    if not answered or not served:
+        return Tally(len(requests), answered, 0.0, 0.0, math.nan, math.nan, math.nan, late_s)
     times = sorted(one.first_s - sent_at[number] for number, one in served.items())
     tokens = sum(requests[number].tokens for number in served)
     hit = sum(one.cached for one in served.values()) / tokens

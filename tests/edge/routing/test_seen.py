@@ -68,6 +68,34 @@ def test_a_busy_region_works_off_what_it_spoke_of() -> None:
     assert near.view(12.9, stale_s=9.0).wait_s == pytest.approx(0.5)
 
 
+def test_a_long_prefill_is_no_ill_health() -> None:
+    """Minutes without a first delta, while the region's status goes on."""
+    seen = _seen()
+    _tell(seen, 10.0)
+    seen.sent([], 120.0, 10.0)
+    for second in range(11, 130):
+        _tell(seen, float(second), prefill=130.0 - second)
+        view = seen.view(second + 0.5)
+        assert view.usable
+        assert view.ramp == 1.0
+    assert seen.view(130.0).wait_s < 2.0
+
+
+def test_frames_count_by_epoch_and_sequence() -> None:
+    """A late frame of an epoch changes nothing; a new epoch starts anew, with nothing held."""
+    seen = _seen()
+    _tell(seen, 10.0, prefill=5.0)
+    seen.cache.sent([b"12345678"], 10.0)
+    late = RegionStatus(region=seen.name, epoch="e", sequence=3, prefill_work_s=1.0)
+    seen.heard.take(late, 10.1)
+    assert seen.view(10.1).status is not late
+    assert seen.cache.overlap([b"12345678"], 10.2) == 1
+    anew = RegionStatus(region=seen.name, epoch="f", sequence=1)
+    seen.heard.take(anew, 10.2)
+    assert seen.view(10.2).status is anew
+    assert seen.cache.overlap([b"12345678"], 10.2) == 0
+
+
 def test_silence_makes_suspect_and_the_return_is_slow() -> None:
     seen = _seen()
     _tell(seen, 10.0)
