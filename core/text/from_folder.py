@@ -37,11 +37,19 @@ class _TokenizerConfig(msgspec.Struct):
     cls_token: str | _Special | None = None
 
 
+class _Rope(msgspec.Struct):
+    rope_type: str | None = None
+    type: str | None = None
+    factor: float | None = None
+
+
 class _Config(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
     bos_token_id: int | list[int] | None = None
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
+    rope_scaling: _Rope | None = None
+    rope_parameters: _Rope | None = None
 
 
 def read_text_parts(folder: Path) -> TextParts:
@@ -68,7 +76,14 @@ def read_text_parts(folder: Path) -> TextParts:
         chat_begin=False,  # as the model's authors do it: the template alone decides
         template=_template(folder, own),
         names=names,
+        stretch=_stretch(config),
     )
+
+
+def _stretch(config: _Config) -> float:
+    rope = config.rope_parameters or config.rope_scaling or _Rope()
+    dynamic = (rope.rope_type or rope.type) == "dynamic"
+    return max(1.0, rope.factor or 1.0) if dynamic else 1.0
 
 
 def _tokenizer(path: Path) -> Tokenizer:

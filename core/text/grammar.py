@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
@@ -20,6 +20,8 @@ from core.text.schema import Schema, moved, read_schema
 from core.text.tools.formats import ToolFormat
 from core.types import GenerateRequest, ResponseFormat, Tool, ToolChoice
 
+MOST_CHARS = 150_000
+"""Of one grammar: what is larger takes so long to compile that a whole batch would wait for it."""
 _BLANKS = {"whitespace_pattern": r"(\n {0,24}| ?)"}
 """Between tokens of JSON: a line break with its indentation, or at most one space."""
 _ANY_OBJECT: Schema = {"type": "object"}
@@ -64,57 +66,78 @@ class _Call:
     arguments: Schema
 
 
-def grammar_of(request: GenerateRequest, form: ToolFormat) -> str:
-    """The grammar of an answer to `request`; "" when anything goes. `form`: how the model calls.
+@dataclass(slots=True)
+class _Parts:
+    """The schemas of a grammar, with the fields that brought them."""
 
-    Raises InvalidRequest for what is no schema, UnsupportedField naming the keyword that cannot be
-    enforced.
+    found: list[tuple[str, Schema]] = field(default_factory=list)
+
+    def read(self, text: str, param: str) -> Schema:
+        schema = read_schema(text, param)
+        self.found.append((param, schema))
+        return schema
+
+
+def grammar_of(
+    request: GenerateRequest, form: ToolFormat, tokens: Callable[[], LLTokenizer]
+) -> str:
+    """The grammar of an answer to `request`; "" when anything goes. `form`: how the model calls;
+    `tokens` is asked for only when there is a grammar.
+
+    Raises InvalidRequest for what is no schema or what nothing fits, UnsupportedField naming the
+    keyword that cannot be enforced.
     """
-    document = _document(request.response_format)
+    parts = _Parts()
+    grammar = _built(request, form, parts)
+    if len(grammar) > MOST_CHARS:
+        param = parts.found[0][0]
+        raise UnsupportedField(
+            f"'{param}': the schemas of a request may have {MOST_CHARS} characters together",
+            param=param,
+        )
+    if grammar:
+        said = _complaint(grammar, tokens())
+        if said:
+            raise _blame(said, parts)
+    return grammar
+
+
+def _built(request: GenerateRequest, form: ToolFormat, parts: _Parts) -> str:
+    document = _document(request.response_format, parts)
     choice = request.tool_choice if request.tools else ToolChoice.NONE
     if choice is ToolChoice.NONE:
-        return "" if document is None else _checked(_rules(["document"], document=document), "")
+        return "" if document is None else _rules(["document"], document=document)
     forced = choice is ToolChoice.REQUIRED
     calls = [
-        _Call(tool.name, _arguments(tool, f"tools[{n}].function.parameters", enforce=forced))
+        _Call(tool.name, _arguments(tool, parts, f"tools[{n}].function.parameters", forced))
         for n, tool in enumerate(request.tools)
         if request.forced_tool in ("", tool.name)
     ]
     several = request.parallel_tool_calls and not request.forced_tool and form.several
     if forced:
-        return _checked(_rules(["calls"], calls=calls, form=form, several=several), "tools")
+        return _rules(["calls"], calls=calls, form=form, several=several)
     if document is not None and not form.opening:
-        return _checked(_rules(["document"], document=_either(calls, document, form)), "tools")
+        return _rules(["document"], document=_either(calls, document, form))
     if document is not None:
         starts = ["calls", "document"]
-        return _checked(
-            _rules(starts, document=document, calls=calls, form=form, several=several), "tools"
-        )
+        return _rules(starts, document=document, calls=calls, form=form, several=several)
     if not any(tool.strict for tool in request.tools):
         return ""
     start = ["text_with_calls"] if form.opening else ["calls", "FREE"]
-    return _checked(_rules(start, calls=calls, form=form, several=several), "tools")
+    return _rules(start, calls=calls, form=form, several=several)
 
 
-def _document(wanted: ResponseFormat | None) -> Schema | None:
+def _document(wanted: ResponseFormat | None, parts: _Parts) -> Schema | None:
     if wanted is None:
         return None
-    if not wanted.schema:
-        return _ANY_OBJECT
-    schema = read_schema(wanted.schema, wanted.param)
-    _check("start: " + _json(schema), wanted.param)
-    return schema
+    return parts.read(wanted.schema, wanted.param) if wanted.schema else _ANY_OBJECT
 
 
-def _arguments(tool: Tool, param: str, *, enforce: bool) -> Schema:
+def _arguments(tool: Tool, parts: _Parts, param: str, forced: bool) -> Schema:
     """A tool that is not strict and not forced is held to an object, no more."""
     if not tool.parameters:
         return _NO_ARGUMENTS
-    if not (enforce or tool.strict):
-        return _ANY_OBJECT
-    schema = read_schema(tool.parameters, param)
-    _check("start: " + _json(schema), param)
-    return schema
+    return parts.read(tool.parameters, param) if forced or tool.strict else _ANY_OBJECT
 
 
 def _rules(
@@ -172,20 +195,30 @@ def _json(schema: Schema) -> str:
     return "%json " + json.dumps({"x-guidance": _BLANKS, **schema})
 
 
-def _checked(grammar: str, param: str) -> str:
-    _check(grammar, param)
-    return grammar
+def _complaint(grammar: str, tokens: LLTokenizer) -> str:
+    """Why no answer could be held to it with this vocabulary; "" if one can."""
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            return "nothing fits it"
+    return matcher.get_error()
 
 
-def _check(grammar: str, param: str) -> None:
-    failed, said = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
-    if failed:
-        raise _refusal(said[0], param or "response_format")
+def _blame(said: str, parts: _Parts) -> RequestError:
+    """The refusal of the schema that is at fault; of the first, when none is by itself."""
+    for param, schema in parts.found:
+        failed, complaints = LLMatcher.validate_grammar_with_warnings(
+            f"start: {_json(schema)}", limits=limits()
+        )
+        if failed:
+            return _refusal(complaints[0], param)
+    return _refusal(said, parts.found[0][0] if parts.found else "tools")
 
 
 def _refusal(said: str, param: str) -> RequestError:
     """The engine's complaint without the grammar that it quotes, and with the keyword's name."""
-    said = said.split("\n   1 | ")[0]
+    said = said.split("\n   1 | ")[0].replace("<non-verbose/>", "")
     while _PLACE.match(said):
         said = _PLACE.sub("", said, count=1)
     said = " ".join(said.split())[:300]

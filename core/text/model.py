@@ -53,6 +53,7 @@ class TextModel:
     def __init__(self, parts: TextParts) -> None:
         controls = control_tokens(parts.tokenizer, parts.template)
         self.context = parts.context
+        self.context_limit = int(parts.context * parts.stretch)
         self.vocab_size = parts.vocab_size
         self.end_ids = parts.end_ids
         self.control_ids = frozenset(controls)
@@ -152,10 +153,7 @@ class TextModel:
 
         Raises InvalidRequest, or UnsupportedField naming the keyword that cannot be enforced.
         """
-        grammar = grammar_of(request, self._form)
-        if grammar:
-            self.grammar_tokens()  # refuses a model that has no way to hold to it
-        return grammar
+        return grammar_of(request, self._form, self.grammar_tokens)
 
     def grammar_tokens(self) -> LLTokenizer:
         """The vocabulary as grammars need it, made when first asked for. Raises UnsupportedField

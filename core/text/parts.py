@@ -29,3 +29,5 @@ class TextParts:
     template: str | None
     names: Mapping[str, str]
     """Texts of special tokens that templates ask for: bos_token, eos_token, …"""
+    stretch: float = 1.0
+    """So many times the context may be served when the topology asks for it (dynamic rope)."""

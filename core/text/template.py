@@ -86,12 +86,13 @@ class ChatTemplate:
             raise InvalidRequest("messages is empty", param="messages")
         if choice is ToolChoice.NONE:
             tools = ()
+        may_call = bool(tools)
         if tools and not self._takes_tools:
             text = introduction(tools, choice, forced_tool)
             messages = with_introduction(messages, text, system=self._takes_system)
             tools = ()
         if not self._knows_calls:
-            messages = spelled(messages)
+            messages = spelled(messages, may_call=may_call)
         chat = _Chat(
             messages,
             [describe(tool) for tool in tools],

@@ -48,8 +48,10 @@ def with_introduction(
     return (Message(role="system", content=text), *messages)
 
 
-def spelled(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Calls as text of their turn, results as the user's; results in a row become one turn."""
+def spelled(messages: Sequence[Message], *, may_call: bool) -> tuple[Message, ...]:
+    """Calls as text of their turn, results as the user's; results in a row become one turn. After
+    results that are still to be answered small models need to be told to do so. `may_call`: with
+    another call too."""
     names = {call.id: call.name for one in messages for call in one.tool_calls}
     turns: list[Message] = []
     before = ""
@@ -69,6 +71,9 @@ def spelled(messages: Sequence[Message]) -> tuple[Message, ...]:
         else:
             turns.append(one)
         before = one.role
+    if before == "tool":
+        hint = "Answer in words, or call another function." if may_call else "Answer in words."
+        turns.append(Message(role="user", content=f"{turns.pop().content}\n{hint}"))
     return tuple(turns)
 
 

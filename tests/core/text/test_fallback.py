@@ -94,12 +94,18 @@ def test_no_tools_no_words() -> None:
 def test_calls_and_results_are_turns_that_any_template_takes(family: templates.Family) -> None:
     """Strict turns too: two results are one turn of the user's."""
     text = shown(family, *TALK)
-    assert "Result of weather: rain\nResult of clock: noon" in text
+    assert "Result of weather: rain\nResult of clock: noon\nAnswer in words." in text
     written = next(line for line in text.splitlines() if line.startswith('{"name": "weather"'))
     reader = CallReader(PLAIN, frozenset({"weather"}), call_ids("r", 0))
     (call,) = reader.push(written, last=True).calls
     assert (call.name, call.arguments) == ("weather", '{"é": "Oslo"}')
     assert '{"name": "clock", "arguments": {}}' in text
+
+
+def test_results_are_answered_in_words_or_by_another_call() -> None:
+    later = Message(role="assistant", content="It rains.")
+    assert "Answer in words" not in shown(templates.CHAT_ML, *TALK, later, USER)
+    assert "words, or call another" in shown(templates.CHAT_ML, *TALK, tools=(CLOCK,))
 
 
 def test_a_result_nobody_asked_for_is_still_told() -> None:

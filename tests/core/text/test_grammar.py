@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from core.errors import InvalidRequest, UnsupportedField
-from core.text.grammar import grammar_of
+from core.text import grammar as grammars
 from core.text.schema import MAX_DEPTH
 from core.text.tools.formats import HERMES, LLAMA3, PLAIN, ToolFormat
 from core.types import (
@@ -40,6 +40,10 @@ def asking(schema: object = None, **more: Any) -> GenerateRequest:
     return GenerateRequest(
         id=RequestId("r"), model=ModelName("m"), seed=1, rendered_at=0, response_format=form, **more
     )
+
+
+def grammar_of(request: GenerateRequest, form: ToolFormat) -> str:
+    return grammars.grammar_of(request, form, vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +162,8 @@ def test_what_cannot_be_enforced_is_refused_by_its_name(keyword: str, deep: bool
         {"type": "integer", "minimum": 1.2, "maximum": 1.8},
         {"properties": []},
         {"minLength": "3"},
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}, {"type": "string"}]},
         [],
         3,
     ],
@@ -173,6 +179,13 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
         schema = closed({"a": schema})
     with pytest.raises(UnsupportedField, match="nested"):
         grammar_of(asking(schema), PLAIN)
+
+
+def test_schemas_that_are_too_large_together_are_refused() -> None:
+    wide = {"enum": [f"value {n}" for n in range(6000)]}
+    assert grammar_of(asking(wide), PLAIN)
+    with pytest.raises(UnsupportedField, match="150000 characters together"):
+        grammar_of(asking(closed({"a": wide, "b": wide, "c": wide})), PLAIN)
 
 
 def test_keys_keep_the_callers_order_and_white_space_has_an_end(tokens: LLTokenizer) -> None:

@@ -267,3 +267,15 @@ def test_pieces_fall_back_to_bytes(piece_model: TextModel) -> None:
     ids = piece_model.encode_prompt("é🦙")
     assert ids[2:] == [3 + byte for byte in "é🦙".encode()]
     assert piece_model.decode(ids) == "é🦙"
+
+
+def test_only_dynamic_rope_may_serve_more_than_the_context(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    found = []
+    for scaling in (None, {"type": "yarn", "factor": 4.0}, {"rope_type": "dynamic", "factor": 3.0}):
+        path.write_text(json.dumps(config | {"rope_scaling": scaling}))
+        text = load_text(folder)
+        found.append((text.context, text.context_limit))
+    assert found == [(4096, 4096), (4096, 4096), (4096, 12288)]

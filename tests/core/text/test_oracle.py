@@ -74,7 +74,7 @@ def reference_messages(messages: list[Message]) -> list[dict[str, Any]]:
 def reference_ids(
     oracle: PreTrainedTokenizerFast, messages: list[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
-    shown = [{"type": "function", "function": describe(tool)} for tool in tools]
+    shown: list[Any] = [{"type": "function", "function": describe(tool)} for tool in tools]
     ids = oracle.apply_chat_template(
         reference_messages(messages),
         tools=shown or None,

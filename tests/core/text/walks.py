@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.tiny_text import IM_END_ID, tiny_tokenizer
 _CLOSERS = [ord(char) for char in '"}]']
 
 
+@functools.cache
 def vocabulary() -> LLTokenizer:
     tokenizer = tiny_tokenizer()
     return grammar_tokens(tokenizer, tokenizer.get_vocab_size(), frozenset({IM_END_ID}))
