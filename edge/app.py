@@ -28,6 +28,7 @@ from edge.api.openai import Intake
 from edge.api.openapi import document
 from edge.api.pages import Pages, exception_handlers, generation_handlers
 from edge.api.status_page import Outlook
+from edge.api.upload import BODIES_AT_ONCE, Uploads
 from edge.api.workers_ai import RunIntake
 from edge.api.workers_ai_batch import BatchDesk
 from edge.api.workers_ai_routes import workers_ai_handlers
@@ -123,8 +124,11 @@ async def open_edge(
             door=tenants.door,
             budgets=tenants.budgets,
             metrics=metrics,
-            body_limit=topology.limits.body_bytes,
-            body_s=topology.limits.body_s,
+            uploads=Uploads(
+                limit=topology.limits.body_bytes,
+                within_s=topology.limits.body_s,
+                total=topology.limits.body_bytes * BODIES_AT_ONCE,
+            ),
             expose_nodes=topology.routing.expose_nodes,
             heartbeat_s=heartbeat_s,
             recent=recent,

@@ -8,6 +8,7 @@ not: an id that was handed in twice is one batch, so a lost answer may be asked 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -21,6 +22,8 @@ from core.types import WIRE_VERSION, ModelName, RegionName
 from edge.routing.view import RegionView
 
 SUBMIT_S, ASK_S = 30.0, 10.0
+RETRY_S = 2.0
+"""After a region was not reached: as long as one takes that was started again."""
 _WIRE = str(WIRE_VERSION)
 _decode = msgspec.msgpack.Decoder(QueueReply).decode
 
@@ -102,14 +105,16 @@ class HttpQueueClient:
                 self._session.request(
                     method,
                     self._base + path,
-                    data=body,
+                    data=io.BytesIO(body) if body is not None else None,
                     params={"namespace": namespace},
                     headers=self._headers,
                 ) as answer,
             ):
                 data = await answer.read()
         except (aiohttp.ClientConnectorError, TimeoutError) as error:
-            raise RegionUnavailable(f"region {self._name} is not reached: {error}") from error
+            raise RegionUnavailable(
+                f"region {self._name} is not reached: {error}", retry_after_s=RETRY_S
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise IncompleteStream(f"the answer from region {self._name} was cut") from error
         if answer.status not in (200, 204):

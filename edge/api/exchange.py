@@ -28,7 +28,7 @@ from edge.api.openai import Parsed
 from edge.api.openai_render import END, Renderer
 from edge.api.presence import Heartbeat, while_there
 from edge.api.record import Record
-from edge.api.upload import CUTS_SHORT, drain_body, lingers, read_body
+from edge.api.upload import CUTS_SHORT, Uploads, drain_body, lingers
 from edge.api.wire import Wire
 from edge.gateway import Batch, Gateway
 from edge.hold import Held
@@ -60,9 +60,7 @@ class Desk:
     door: Door
     budgets: Budgets
     metrics: EdgeMetrics
-    body_limit: int
-    body_s: float
-    """What a body has to be complete within."""
+    uploads: Uploads
     expose_nodes: bool
     heartbeat_s: float
     recent: Recent
@@ -81,7 +79,7 @@ class Exchange:
         outcome = "ok"
         try:
             record.caller = caller = self._desk.door.authenticate(headers)
-            raw = await read_body(receive, headers, self._desk.body_limit, self._desk.body_s)
+            raw = await self._desk.uploads.read(receive, headers)
             parsed = _obeyed(headers, self._dialect.parse(raw, record.request_id))
             parsed = replace(parsed, request=caller.bind(parsed.request))
             record.request = parsed.request
@@ -153,7 +151,7 @@ class Exchange:
         def head() -> list[tuple[bytes, bytes]]:
             return [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache, no-transform"),
+                (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
                 *record.headers(expose_nodes=self._desk.expose_nodes),
             ]

@@ -80,12 +80,16 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str = ""
+    parsed_arguments: Any = None
+    """Echoed by clients that parse; `arguments` is what counts."""
 
 
 class ToolCallIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     function: Function
     type: Literal["function"] = "function"
+    index: int | None = None
+    """Echoed by clients that joined a stream."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +113,7 @@ class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
+    parsed: Any = None
 
 
 class FunctionIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from core.errors import (
     BodyTooLarge,
     Cancelled,
     InvalidRequest,
+    NoCapacity,
     RequestError,
     RequestTimeout,
     Unauthorized,
@@ -21,34 +22,55 @@ from core.errors import (
 
 _LINGER_S, _LINGER_BYTES = 2.0, 256 << 20
 _GZIP = zlib.MAX_WBITS | 16
+BODIES_AT_ONCE = 32
+"""Full ones that may be under way together."""
 CUTS_SHORT = (BodyTooLarge, RequestTimeout, Unauthorized, UnsupportedEncoding)
 """Refusals of a body that is not read to its end: its connection cannot go on."""
 
 
-async def read_body(
-    receive: Receive, headers: Mapping[bytes, bytes], limit: int, within_s: float
-) -> bytes:
-    """The whole body, unpacked. The limit counts bytes that came and bytes that came out of them,
-    whatever the headers promise (B11).
+class Uploads:
+    """The bodies that an edge reads: each of at most `limit` bytes, complete within `within_s`, and
+    all that are under way together at most `total` bytes."""
 
-    Raises BodyTooLarge as soon as it is crossed, RequestTimeout, UnsupportedEncoding,
-    InvalidRequest when it does not unpack, Cancelled when the caller leaves before the end.
-    """
-    body = _body(headers.get(b"content-encoding", b""), limit)
-    declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    try:
-        async with asyncio.timeout(within_s):
-            while True:
-                message = cast("HTTPReceiveMessage", await receive())
-                if message["type"] == "http.disconnect":
-                    raise Cancelled("the caller left before the body was complete")
-                body.take(message["body"])
-                if not message["more_body"]:
-                    return body.whole()
-    except TimeoutError as error:
-        raise RequestTimeout(f"the body was not complete within {within_s:g} s") from error
+    def __init__(self, *, limit: int, within_s: float, total: int) -> None:
+        self._limit = limit
+        self._within_s = within_s
+        self._total = total
+        self.held = 0
+        """Bytes of bodies under way."""
+
+    async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
+        """The whole body, unpacked. The limit counts bytes that came and bytes that came out of
+        them, whatever the headers promise (B11).
+
+        Raises BodyTooLarge as soon as it is crossed, RequestTimeout, UnsupportedEncoding,
+        InvalidRequest when it does not unpack, NoCapacity, Cancelled when the caller leaves before
+        the end.
+        """
+        limit = self._limit
+        body = _body(headers.get(b"content-encoding", b""), limit)
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        mine = 0
+        try:
+            async with asyncio.timeout(self._within_s):
+                while True:
+                    message = cast("HTTPReceiveMessage", await receive())
+                    if message["type"] == "http.disconnect":
+                        raise Cancelled("the caller left before the body was complete")
+                    body.take(message["body"])
+                    if not message["more_body"]:
+                        return body.whole()
+                    self.held += body.size - mine
+                    mine = body.size
+                    if self.held > self._total:
+                        raise NoCapacity("too much is being uploaded", retry_after_s=1.0)
+        except TimeoutError as error:
+            late = f"the body was not complete within {self._within_s:g} s"
+            raise RequestTimeout(late) from error
+        finally:
+            self.held -= mine
 
 
 async def drain_body(receive: Receive) -> None:
@@ -80,6 +102,10 @@ class _Plain:
         self._limit = limit
         self._pieces = bytearray()
 
+    @property
+    def size(self) -> int:
+        return len(self._pieces)
+
     def take(self, piece: bytes) -> None:
         self._pieces += piece
         if len(self._pieces) > self._limit:
@@ -94,10 +120,13 @@ class _Packed:
 
     def __init__(self, limit: int) -> None:
         self._out = _Plain(limit)
-        self._room = limit + 1
         self._came = 0
         self._limit = limit
         self._unpacker = zlib.decompressobj(_GZIP)
+
+    @property
+    def size(self) -> int:
+        return self._out.size
 
     def take(self, piece: bytes) -> None:
         self._came += len(piece)
@@ -107,10 +136,9 @@ class _Packed:
             if self._unpacker.eof:  # one gzip member may follow another
                 self._unpacker = zlib.decompressobj(_GZIP)
             try:
-                out = self._unpacker.decompress(piece, self._room)
+                out = self._unpacker.decompress(piece, self._limit + 1 - self.size)
             except zlib.error as error:
                 raise InvalidRequest("the body is not gzip, as its headers say") from error
-            self._room -= len(out)
             self._out.take(out)
             piece = self._unpacker.unused_data or self._unpacker.unconsumed_tail
 

@@ -44,7 +44,7 @@ from core.usage import UsageRecord
 from edge.api.body import decode
 from edge.api.exchange import Desk, refusal_headers
 from edge.api.openai_render import usage_out
-from edge.api.upload import drain_body, lingers, read_body
+from edge.api.upload import drain_body, lingers
 from edge.api.wire import Wire
 from edge.api.workers_ai import RunIntake, check_headers
 from edge.api.workers_ai_errors import CloudflareErrors, enveloped, error_out
@@ -95,7 +95,7 @@ class BatchExchange:
         outcome = "ok"
         try:
             caller = self._desk.door.authenticate(headers)
-            raw = await read_body(receive, headers, self._desk.body_limit, self._desk.body_s)
+            raw = await self._desk.uploads.read(receive, headers)
             check_headers(headers)
             with self._desk.admission.permit():
                 body = await self._answer(raw, request_id, caller)

@@ -152,8 +152,8 @@ async def _line_of(edge: RunningEdge, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _sent(edge: RunningEdge, **more: object) -> httpx.Response:
-    return await edge.http.post("/v1/chat/completions", json=chat(**more))
+async def _sent(edge: RunningEdge, content: str = "Hi", **more: object) -> httpx.Response:
+    return await edge.http.post("/v1/chat/completions", json=chat(content, **more))
 
 
 async def test_held_while_all_are_busy_and_told_its_place(

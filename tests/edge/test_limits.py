@@ -10,8 +10,9 @@ import gzip
 import json
 import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import InvalidRequest
 from edge.api.body import MAX_CONTAINERS, MAX_DEPTH, check_shape
+from edge.api.upload import BODIES_AT_ONCE
 from edge.listener import MAX_HEAD_BYTES, guarding
 from edge.serving import Server
 from tests.edge.fakes import MODEL, FakeRegion, RunningEdge, running_edge, world_of
@@ -136,10 +138,16 @@ async def test_gzip_is_unpacked_under_the_same_limit(tmp_path: Path) -> None:
             (body(), 400, 8001),
             (gzip.compress(body()) + b"rest", 400, 8001),
             (zlib.compress(body()), 400, 8001),
+            (gzip.compress(b"") * (LIMIT // 20), 400, 3003),
             (b"", 400, 3003),
         ):
             answer = await edge.http.post(RUN, content=bad, headers=packed)
             assert (answer.status_code, code_of(RUN, answer.content)) == (status, code)
+        async with wire(edge.url) as line:  # members without end, and nothing in them
+            await line.send(head(RUN, "content-encoding: gzip", "transfer-encoding: chunked"))
+            piece = gzip.compress(b"") * 400
+            await line.send(*[b"%x\r\n%s\r\n" % (len(piece), piece)] * 13)
+            assert (await line.answer())[0] == 413
         for name in ("br", "deflate", "gzip, gzip", "zstd"):
             answer = await edge.http.post(RUN, content=body(), headers={"content-encoding": name})
             assert answer.status_code == 415
@@ -214,6 +222,20 @@ async def test_a_body_that_dribbles_is_cut(tmp_path: Path, path: str) -> None:
         assert QUICK_S * 0.9 < time.monotonic() - began < QUICK_S + 3
         assert edge.admission.in_flight == 0
         assert eu.requests == []
+        await good(edge)
+
+
+async def test_all_bodies_together_are_bounded(tmp_path: Path) -> None:
+    """Many callers who send almost a whole body and then wait hold no more than so much."""
+    async with limited(tmp_path) as (edge, _), AsyncExitStack() as stack:
+        most = b"{" + b" " * (LIMIT - 2)
+        lines = [await stack.enter_async_context(wire(edge.url)) for _ in range(2 * BODIES_AT_ONCE)]
+        for line in lines:
+            await line.send(head(RUN, f"content-length: {LIMIT}"), most)
+        statuses = Counter([(await line.answer())[0] for line in lines])
+        assert statuses[408] <= BODIES_AT_ONCE
+        assert statuses[408] + statuses[429] == len(lines)
+        assert statuses[429] >= BODIES_AT_ONCE
         await good(edge)
 
 

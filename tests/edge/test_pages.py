@@ -136,6 +136,8 @@ def _process(tmp_path: Path, listen: str, region: str = "127.0.0.1:1") -> subpro
     topology.write_text(
         f"""
 version = 1
+[access]
+anonymous = "until-keys"
 [models.tiny]
 source = "tiny.gguf"
 [[edges]]

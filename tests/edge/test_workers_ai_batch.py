@@ -25,7 +25,7 @@ from regional.queue.kept import KeptQueue
 from regional.queue.rules import Answered
 from regional.queue.store import Store
 from tests.edge.fakes import END, SECRET, FakeRegion, RunningEdge, running_edge, status_of, world_of
-from tests.edge.test_workers_ai import RUN, USAGE_OUT, refused
+from tests.edge.workers_ai_face import RUN, USAGE_OUT, refused
 
 QUEUE = f"{RUN}?queueRequest=true"
 SAID: tuple[Event, ...] = (Delta(text="yes"), *END)
@@ -147,7 +147,7 @@ async def test_from_submission_to_answers(tmp_path: Path) -> None:
         assert len({one.id for one in records}) == 2
         eu.clock.now += KEEP_S + 1
         await eu.kept.sweep()
-        refused(await poll(edge, name), 404, 7003, "no such batch")
+        assert refused(await poll(edge, name), 404, 7003, "no such batch")
 
 
 async def test_one_request_is_a_batch_too(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ async def test_refused_as_a_whole_with_the_number_of_the_request(tmp_path: Path)
     async with here(tmp_path) as (edge, eu):
         for body, code, word in bad:
             answer = await edge.http.post(QUEUE, json=body)
-            refused(answer, 405 if code == 5005 else 400, code, word)
+            assert refused(answer, 405 if code == 5005 else 400, code, word)
         for raw in (b"", b"[]", b"{", b'{"requests": 1}'):
             answer = await edge.http.post(QUEUE, content=raw)
-            refused(answer, 400, 8001 if raw else 3003)
+            assert refused(answer, 400, 8001 if raw else 3003)
         assert await eu.kept.claim(9) == []
         unknown = QUEUE.replace("tiny", "none")
         answer = await edge.http.post(unknown, json={"requests": [{"prompt": "x"}]})
-        refused(answer, 400, 5007)
+        assert refused(answer, 400, 5007)
 
 
 async def test_nobody_reads_what_is_not_theirs(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ async def test_nobody_reads_what_is_not_theirs(tmp_path: Path) -> None:
             name.replace("eu", "us"), name[:-1], name + "0", name.upper(), "", "x" * 5000,
             name[:5] + ("0" if name[5] != "0" else "1") + name[6:],
         ):  # fmt: skip
-            refused(await poll(edge, other), 404, 7003, "no such batch")
+            assert refused(await poll(edge, other), 404, 7003, "no such batch")
         elsewhere = QUEUE.replace("@cf/acme/tiny", "nobody")
-        refused(await poll(edge, name, elsewhere), 404, 7003, "no such batch")
+        assert refused(await poll(edge, name, elsewhere), 404, 7003, "no such batch")
         assert (
             await poll(edge, name, QUEUE.replace("@cf/acme/tiny", "default"))
         ).status_code == 200
@@ -234,7 +234,7 @@ async def test_the_next_region_takes_what_the_first_cannot(
         regions = [(await submit(edge, {"prompt": "x"})).split(".")[0] for _ in range(4)]
         assert sorted(regions) == ["eu", "eu", "us", "us"]
         full = await edge.http.post(QUEUE, json={"requests": [{"prompt": "x"}]})
-        refused(full, 429, 3040, "Capacity temporarily exceeded")
+        assert refused(full, 429, 3040, "Capacity temporarily exceeded")
         assert full.headers["retry-after"] == "60"
 
 
@@ -244,15 +244,15 @@ async def test_a_region_that_is_gone_is_named_not_guessed(tmp_path: Path) -> Non
         async with running_edge(world) as edge:
             name = await submit(edge, {"prompt": "x"})
     async with running_edge(world, fresh=0) as edge:  # another process of the same fleet
-        refused(await poll(edge, name), 429, 3040, "eu")
+        assert refused(await poll(edge, name), 429, 3040, "eu")
         answer = await edge.http.post(QUEUE, json={"requests": [{"prompt": "x"}]})
-        refused(answer, 429, 3040)
+        assert refused(answer, 429, 3040)
 
 
 async def test_a_body_over_the_limit(tmp_path: Path) -> None:
     async with here(tmp_path) as (edge, _):
         large = json.dumps({"requests": [{"prompt": "x" * 100}] * 100_000}).encode()
-        refused(await edge.http.post(QUEUE, content=large), 413, 3006)
+        assert refused(await edge.http.post(QUEUE, content=large), 413, 3006)
 
 
 def test_the_idlest_region_that_may() -> None:

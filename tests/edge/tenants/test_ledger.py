@@ -66,6 +66,17 @@ def test_all_limits_or_none(tmp_path: Path) -> None:
         assert before == {"requests": (0, 1), "tokens": (0, 60), "tokens-day": (0, 60)}
 
 
+def test_a_step_that_fails_changes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as ledger:
+        one = ask("r1", 40)
+        ledger.reserve(one, NOW)
+        with pytest.raises(LimitsUnavailable):
+            ledger.reserve(one, NOW)  # no two reservations have one ID
+        assert counts(ledger, one) == {"tokens": (0, 40)}
+        assert ledger.settle("r1", 7)
+        assert counts(ledger, one) == {"tokens": (7, 0)}
+
+
 def test_settling_gives_back_what_was_not_used(tmp_path: Path) -> None:
     both = {"requests_per_minute": 5, "tokens_per_minute": 100}
     with opened(tmp_path) as ledger:
