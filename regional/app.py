@@ -84,6 +84,7 @@ class RouterApp:
         kept = KeptQueue(Store(world.state / f"queue-{region.name}.sqlite"))
         self._kept = kept
         self.queue = Worker(kept, self.router, look=self._room, deadline_s=limits.deadline_s)
+        self._metrics.kept.set_function(lambda: float(self.queue.waiting))
         self._queue_http = QueueHttp(
             kept,
             check=self._http.check_secret,

@@ -40,6 +40,11 @@ class TextModel(Protocol):
     def context(self) -> int: ...
 
     @property
+    def context_limit(self) -> int:
+        """The most that a topology may ask for."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     def encode_chat(
@@ -97,8 +102,8 @@ class Reader:
     def context(self, model: ModelName) -> int:
         """Tokens of prompt and answer together."""
         configured = self._topology.models[model].context
-        own = self._texts[model].context
-        return min(own, configured) if configured else own
+        text = self._texts[model]
+        return min(text.context_limit, configured) if configured else text.context
 
     async def read(self, request: GenerateRequest) -> Reading:
         """Raises ModelNotFound, InvalidRequest, TemplateRefused or ContextLengthExceeded; and

@@ -42,6 +42,10 @@ def node_status(member: Member) -> NodeStatus:
         accepted_tokens=beat.accepted_tokens,
         kv_bytes_sent=beat.kv_bytes_sent,
         kv_bytes_received=beat.kv_bytes_received,
+        rank_bytes_sent=beat.rank_bytes_sent,
+        rank_bytes_least=beat.rank_bytes_least,
+        pipeline_bubble=beat.pipeline_bubble,
+        stage_seconds=tuple(beat.stage_seconds),
         plan=join.plan,
         ranks=tuple(RankStatus(one.rank, one.pid, one.part) for one in join.ranks),
     )

@@ -46,6 +46,10 @@ class KeptQueue:
     async def told(self, batch: str, namespace: str) -> None:
         await self._do(Store.told, batch, namespace)
 
+    async def waiting(self) -> int:
+        """Items without an answer."""
+        return await self._do(Store.waiting)
+
     async def sweep(self) -> None:
         await self._do(Store.sweep, self._clock())
 

@@ -185,6 +185,12 @@ class Store:
                 self._answer(batch, number, (fault,), now)
             self._db.execute("DELETE FROM batches WHERE done < ?", (now - KEEP_S,))
 
+    def waiting(self) -> int:
+        """Items without an answer."""
+        count = "SELECT count(*) FROM items WHERE request IS NOT NULL"
+        waiting: int = self._db.execute(count).fetchone()[0]
+        return waiting
+
     def size(self) -> int:
         """What the file holds, free pages left out."""
         pages: int = self._db.execute("PRAGMA page_count").fetchone()[0]
@@ -229,9 +235,9 @@ class Store:
             (frames, batch, number),
         ).rowcount
         self._db.execute(
-            "UPDATE batches SET open = open - ?1, done = iif(open = ?1, ?2, NULL)"
-            " WHERE id = ?3 AND ?1",
-            (changed, now, batch),
+            "UPDATE batches SET open = open - :changed, done = iif(open = :changed, :now, NULL)"
+            " WHERE id = :batch AND :changed",
+            {"changed": changed, "now": now, "batch": batch},
         )
 
     @contextmanager

@@ -52,6 +52,8 @@ class Worker:
         self._poked = asyncio.Event()
         self._nothing_until = 0.0
         """The disk has nothing that may run, until this or a poke; by the loop's clock."""
+        self.waiting = 0
+        """Requests without an answer, as of the last look at the disk."""
 
     @property
     def running(self) -> int:
@@ -90,6 +92,7 @@ class Worker:
             await self._stop(-more)
         elif more > 0 and now >= self._nothing_until:
             jobs = await self._kept.claim(more)
+            self.waiting = await self._kept.waiting()
             if len(jobs) < more:
                 self._nothing_until = now + IDLE_S
             for job in jobs:

@@ -46,6 +46,7 @@ class ByteText:
     """A text model whose tokens are bytes."""
 
     context = 4096
+    context_limit = 8192
     vocab_size = 256
 
     def encode_chat(

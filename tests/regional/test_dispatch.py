@@ -65,13 +65,17 @@ class Desk:
         again: bool = False,
         model: ModelName = MODEL,
         choices: int = 1,
+        wait: bool = True,
+        priority: int = 0,
     ) -> asyncio.Task[Placed]:
         """A request that has reached the queue when this returns."""
         self._ages += 1
         reading = Reading(ask(), list(range(tokens)))
         wanted = Ask(model=model, prompt_tokens=tokens, max_tokens=4, choices=choices)
         task = asyncio.create_task(
-            self.dispatcher.place(wanted, reading, age=self._ages, priority=0, again=again)
+            self.dispatcher.place(
+                wanted, reading, age=self._ages, priority=priority, again=again, wait=wait
+            )
         )
         await asyncio.sleep(0)
         return task
@@ -93,6 +97,27 @@ def test_every_choice_is_a_sequence_of_its_node() -> None:
         desk.dispatcher.poke()
         (await waiting).release()
         assert desk.counted() == []
+
+    run(test())
+
+
+def test_who_may_not_wait_is_refused_at_once_or_placed() -> None:
+    async def test() -> None:
+        desk = Desk(slots=1)
+        placed = await (await desk.want(10, wait=False))
+        with pytest.raises(NoCapacity) as refused:
+            await (await desk.want(10, wait=False))
+        assert refused.value.retry_after_s
+        assert desk.dispatcher.queued == 0
+        patient = await desk.want(10)
+        queued = await desk.want(10, priority=100)
+        assert not patient.done()
+        assert [desk.dispatcher.waiting(n) for n in (0, 1, 100, 101)] == [0, 1, 1, 2]
+        placed.release()
+        desk.dispatcher.poke()
+        (await patient).release()
+        desk.dispatcher.poke()
+        (await queued).release()
 
     run(test())
 

@@ -11,7 +11,7 @@ import pytest
 
 from core.config import parse
 from core.errors import ContextLengthExceeded, InvalidRequest
-from core.types import Message, ToolCall
+from core.types import GenerateRequest, Message, ResponseFormat, Tool, ToolCall, ToolChoice
 from regional.reading import READERS, Reader
 from tests.regional.fake_node import MODEL
 from tests.regional.fakes import ByteText, ask, topology
@@ -178,3 +178,65 @@ def test_what_takes_long_to_read_does_not_hold_up_other_streams(
     request = msgspec.structs.replace(ask(), prompt=None, messages=messages)
     asyncio.run(reader.read(request))
     assert (where[0] is not threading.main_thread()) is aside
+
+
+@pytest.mark.parametrize(("asked", "served"), [(None, 4096), (1000, 1000), (6000, 6000)])
+def test_a_topology_may_ask_for_a_stretched_context(asked: int | None, served: int) -> None:
+    world = parse(topology([("d1", "decode")]))
+    model = msgspec.structs.replace(world.models[MODEL], context=asked)
+    world = msgspec.structs.replace(world, models={MODEL: model})
+    assert Reader(world, {MODEL: ByteText()}).context(MODEL) == served
+
+
+# ------------------------------------------------------------------ schemas and tools
+
+
+class Held(ByteText):
+    """Every answer is held to something; it was asked on this thread."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def grammar(self, request: GenerateRequest) -> str:
+        self.threads.append(threading.current_thread())
+        return "start: x"
+
+
+FORMED = msgspec.structs.replace(
+    ask(),
+    prompt=None,
+    messages=(Message(role="user", content="x"),),
+    tools=(Tool(name="f", description="d", parameters="{}"),),
+    tool_choice=ToolChoice.REQUIRED,
+    forced_tool="f",
+    response_format=ResponseFormat(schema="{}"),
+)
+
+
+def test_a_node_is_told_the_grammar_and_the_names_of_tools_alone() -> None:
+    text = Held()
+    reader = Reader(parse(topology([("d1", "decode")])), {MODEL: text})
+    read = asyncio.run(reader.read(FORMED)).request
+    assert read.grammar == "start: x"
+    assert read.tools == (Tool(name="f"),)
+    assert (read.tool_choice, read.forced_tool) == (ToolChoice.REQUIRED, "f")
+    assert read.response_format is None
+    assert text.threads != [threading.current_thread()]
+    reader.close()
+
+
+def test_plain_requests_have_no_grammar() -> None:
+    text = Held()
+    reader = Reader(parse(topology([("d1", "decode")])), {MODEL: text})
+    assert asyncio.run(reader.read(ask())).request.grammar == ""
+    assert text.threads == []
+
+
+@pytest.mark.parametrize(("field", "value"), [("ignore_eos", True), ("min_tokens", 3)])
+def test_what_a_schema_makes_impossible_is_refused_by_name(field: str, value: object) -> None:
+    sampling = msgspec.structs.replace(FORMED.sampling, **{field: value})
+    reader = Reader(parse(topology([("d1", "decode")])), {MODEL: Held()})
+    with pytest.raises(InvalidRequest, match=f"'{field}'") as refused:
+        asyncio.run(reader.read(msgspec.structs.replace(FORMED, sampling=sampling)))
+    assert refused.value.param == field
+    reader.close()

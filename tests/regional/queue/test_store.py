@@ -102,9 +102,12 @@ def test_an_answer_comes_once(store: Store) -> None:
         store.end(one, Answered(ANSWER), NOW)
         assert _status(store) == "running"
     store.end(two, Answered(ANSWER), NOW)
-    store.end(one, Again(1, 0.0), NOW)
+    store.end(one, Again(1, 0.0), NOW + KEEP_S)
+    store.end(two, Answered(ANSWER), NOW + KEEP_S)
     assert _status(store) == "done"
     assert store.claim(9, NOW) == []
+    store.sweep(NOW + KEEP_S + 1)  # kept from its end, not from a word that came late
+    assert _status(store) == "unknown"
 
 
 def test_tried_again_after_its_pause(store: Store) -> None:
@@ -124,9 +127,7 @@ def test_namespaces_take_turns(store: Store) -> None:
     assert [one for one in claimed if one[0] == "many"] == [("many", i) for i in range(4)]
 
 
-def test_a_full_queue_refuses_whole_batches(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_refuses_whole_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_ITEMS", 3)
     store.add(batch("a", 2), NOW)
     with pytest.raises(NoCapacity) as refused:

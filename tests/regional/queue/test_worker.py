@@ -12,7 +12,7 @@ from core.errors import NoCapacity, to_fault
 from core.events import Accepted, Delta, Done, Event, Finish, encode_frame, event_decoder
 from core.types import FinishReason, GenerateRequest, NodeName, Usage
 from regional.queue.kept import KeptQueue
-from regional.queue.rules import Room
+from regional.queue.rules import MAX_TRIES, Room
 from regional.queue.store import Store
 from regional.queue.worker import Worker
 from tests.regional.fakes import run
@@ -102,6 +102,7 @@ def test_all_of_a_batch_within_its_share() -> None:
             await kept.add(batch(size=10))
             worker.poke()
             await region.until(lambda: region.serving == 4)  # half of eight
+            assert worker.waiting == 10
             region.gate.set()
             state = await done(kept)
             assert texts(state) == [f"to x {i}" for i in range(10)]
@@ -119,14 +120,16 @@ def test_gives_way_at_once_and_comes_back() -> None:
         async with working(kept, region) as worker:
             await kept.add(batch(size=3))
             worker.poke()
-            await region.until(lambda: region.serving == 3)
-            region.waiting = 1
-            await region.until(lambda: region.serving == 0)
-            assert sorted(region.cut) == ["b1-0", "b1-1", "b1-2"]
-            region.waiting = 0
+            for times in range(1, MAX_TRIES + 1):  # it is no failure, however often
+                await region.until(lambda: region.serving == 3)
+                region.waiting = 1
+                await region.until(lambda: region.serving == 0)
+                assert sorted(region.cut) == sorted(["b1-0", "b1-1", "b1-2"] * times)
+                region.waiting = 0
+                worker.poke()
             region.gate.set()
             assert texts(await done(kept)) == ["to x 0", "to x 1", "to x 2"]
-        assert len(region.began) == 6
+        assert len(region.began) == 3 * (MAX_TRIES + 1)
         await kept.close()
 
     run(test())

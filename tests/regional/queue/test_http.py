@@ -1,0 +1,138 @@
+"""The queue behind the region's real port, in front of the real router and a fake node."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core.batches import (
+    QUEUE_PRIORITY,
+    BatchState,
+    ItemAnswer,
+    QueuedItem,
+    QueueReply,
+    Submission,
+)
+from core.events import Delta, Done, Fault, event_decoder
+from core.types import GenerateRequest, ModelName
+from tests.regional.fake_node import MODEL, attempt_of
+from tests.regional.fakes import Here, ask, delta, ending, region, run
+
+NODE = ("d1", "combined")
+
+
+def _batch(*requests: GenerateRequest, name: str = "b1") -> Submission:
+    items = tuple(
+        QueuedItem(request=msgspec.structs.replace(one, priority=QUEUE_PRIORITY), note=b"n")
+        for one in requests
+    )
+    return Submission(id=name, namespace="", model=ModelName(MODEL), items=items)
+
+
+async def _ask(
+    here: Here, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    url = f"{here.base}/internal/v1/queue{path}"
+    sent = here.headers if headers is None else headers
+    async with here.client.request(method, url, data=io.BytesIO(body), headers=sent) as answer:
+        return answer.status, await answer.read()
+
+
+async def _reply(
+    here: Here, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> QueueReply:
+    status, data = await _ask(here, method, path, body, headers)
+    assert status == 200
+    return msgspec.msgpack.decode(data, type=QueueReply)
+
+
+async def _done(here: Here, name: str = "b1") -> tuple[ItemAnswer, ...]:
+    async with asyncio.timeout(10):
+        while True:
+            reply = await _reply(here, "GET", f"/{name}")
+            assert isinstance(reply, BatchState)
+            if reply.status == "done":
+                return reply.answers
+            await asyncio.sleep(0.02)
+
+
+def test_a_batch_runs_after_everybody_else_and_is_told(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, NODE) as here:
+            node = await here.joined(*NODE)
+            body = msgspec.msgpack.encode(_batch(ask("one"), ask("x" * 5000, request_id="r2")))
+            queued = await _reply(here, "POST", "", body)
+            assert isinstance(queued, BatchState)
+            start = await node.got("start")
+            assert here.app.router.dispatcher.queued == 0
+            node.output(attempt_of(start), delta("yes"), *ending())
+            answers = [list(event_decoder().feed(one.events)) for one in await _done(here)]
+            [said, *_, end] = answers[0]
+            assert isinstance(said, Delta)
+            assert (said.text, type(end)) == ("yes", Done)
+            [fault] = answers[1]
+            assert isinstance(fault, Fault)
+            assert fault.code == "context_length_exceeded"
+            assert (await _ask(here, "POST", "/b1/told"))[0] == 204
+            told = await _reply(here, "GET", "/b1")
+            assert isinstance(told, BatchState)
+            assert told.told
+            async with here.client.get(f"{here.base}/metrics") as page:
+                assert "skerry_router_kept_requests" in await page.text()
+
+    run(test())
+
+
+def test_a_router_that_is_started_again_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, NODE) as here:
+            node = await here.joined(*NODE)
+            await _reply(here, "POST", "", msgspec.msgpack.encode(_batch(ask("one"))))
+            await node.got("start")  # it runs, and then the router goes
+        async with region(tmp_path, NODE) as here:
+            node = await here.joined(*NODE)
+            start = await node.got("start")
+            node.output(attempt_of(start), delta("again"), *ending())
+            [answer] = await _done(here)
+            [said, *_] = event_decoder().feed(answer.events)
+            assert isinstance(said, Delta)
+            assert said.text == "again"
+
+    run(test())
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", ""), ("GET", "/b1"), ("POST", "/b1/told")])
+def test_nothing_without_the_secret(tmp_path: Path, method: str, path: str) -> None:
+    async def test() -> None:
+        async with region(tmp_path, NODE) as here:
+            for secret in ("", "wrong"):
+                headers = {"x-skerry-secret": secret, "x-skerry-wire": "1"}
+                assert (await _ask(here, method, path, b"", headers))[0] == 403
+
+    run(test())
+
+
+def test_what_is_no_batch(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, NODE) as here:
+            whole = msgspec.msgpack.encode(_batch(ask("one")))
+            skewed = here.headers | {"x-skerry-wire": "2"}
+            for body, headers, code in (
+                (b"\xc1", None, "invalid_request"),
+                (msgspec.msgpack.encode({"id": 3}), None, "invalid_request"),
+                (whole, skewed, "version_skew"),
+                (b"x" * 5_000_000, None, "body_too_large"),
+            ):
+                reply = await _reply(here, "POST", "", body, headers)
+                assert isinstance(reply, Fault)
+                assert reply.code == code
+            for path in ("/b1", "/b1?namespace=other", "/%00"):
+                reply = await _reply(here, "GET", path)
+                assert isinstance(reply, Fault)
+                assert reply.code == "not_found"
+
+    run(test())
