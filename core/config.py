@@ -138,7 +138,8 @@ class Node(_Section, frozen=True):
     max_sequences: _Positive = 32
     max_step_tokens: _Positive = 512
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is the CPU: a GPU is used where one asks for it."""
     parallel: Plan = Plan()
     """How the model is split over processes; one process when absent."""
     speculate: bool = True

@@ -71,7 +71,7 @@ class Budgets(_Section, frozen=True):
     when_redis_is_lost: Literal["refuse", "allow"] = "refuse"
     """Once what was leased is used up: refuse with limits_unavailable, or let every edge grant the
     whole limit by itself until Redis is back."""
-    redis_timeout_s: _Seconds = 0.25
+    redis_timeout_s: _Seconds = 1.0
     assumed_answer_tokens: _Positive = 1024
     """Reserved for an answer whose caller gave no limit; the end settles what it was."""
 

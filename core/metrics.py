@@ -67,6 +67,18 @@ class StatusCollector(Collector):
         accepted = CounterMetricFamily(
             "skerry_accepted_tokens", "Guessed tokens that were right.", labels=node
         )
+        between = CounterMetricFamily(
+            "skerry_rank_bytes", "Bytes that ranks sent each other to compute.", labels=node
+        )
+        busy = CounterMetricFamily(
+            "skerry_stage_seconds", "Seconds that a pipeline stage has computed.",
+            labels=(*node, "stage"),
+        )  # fmt: skip
+        bubble = GaugeMetricFamily(
+            "skerry_pipeline_bubble",
+            "Share of the stages' time in which they stood still although there was work.",
+            labels=node,
+        )
         for status in self._source():
             running.add_metric([status.region], status.active)
             queued.add_metric([status.region], status.queued)
@@ -77,7 +89,14 @@ class StatusCollector(Collector):
                 cached.add_metric(place, one.blocks_cached)
                 drafted.add_metric(place, one.drafted_tokens)
                 accepted.add_metric(place, one.accepted_tokens)
+                if len(one.ranks) > 1:
+                    between.add_metric(place, one.rank_bytes_sent)
+                for stage, seconds in enumerate(one.stage_seconds):
+                    busy.add_metric([*place, str(stage)], seconds)
+                if len(one.stage_seconds) > 1:
+                    bubble.add_metric(place, one.pipeline_bubble)
         yield from (running, queued, generated, used, cached, drafted, accepted)
+        yield from (between, busy, bubble)
 
 
 class EdgeMetrics:
@@ -208,6 +227,11 @@ class RouterMetrics:
             "Prompt tokens by what became of them: reusable (somewhere in the region), routed (held"
             " where the request was placed), delivered (not computed), all.",
             ("kind",),
+            registry=registry,
+        )
+        self.kept = Gauge(
+            "skerry_router_kept_requests",
+            "Queued requests (queueRequest) that have no answer yet.",
             registry=registry,
         )
         self.nodes = Gauge(

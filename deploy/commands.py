@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.keys import keys
-from deploy.usage import usage
+from deploy.tenants import keys, usage
 from deploy.where import StateOption, TopologyOption, topology_file, world_of
 
 app = typer.Typer(
@@ -75,7 +74,12 @@ def router(topology: TopologyOption, name: NameOption, state: MemberStateOption 
 
 @app.command()
 def node(topology: TopologyOption, name: NameOption, state: MemberStateOption = None) -> None:
-    """Run one node: its front process and its ranks."""
+    """Run one node: its front process and its ranks.
+
+    A node whose ranks are on several hosts is started on each of them, with the usual variables:
+    MASTER_ADDR and MASTER_PORT of the first one (the port above it is used too), RANK of this host
+    and WORLD_SIZE, the number of hosts.
+    """
     _become("regional node", topology, state, name)
 
 

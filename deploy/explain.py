@@ -196,7 +196,7 @@ def _tried(one: Try) -> str:
 def _bar(step: Step, total_s: float) -> str:
     inside = step.name is StepName.TRANSFER
     scale = BAR / total_s if total_s > 0 else 0.0
-    start = min(BAR - 1, int(step.start_s * scale))
+    start = min(BAR - 1, round(step.start_s * scale))
     length = max(1, min(BAR - start, round(step.seconds * scale)))
     bar = (" " * start + ("░" if inside else "█") * length).ljust(BAR)
     name = f"  {step.name}" if inside else str(step.name)

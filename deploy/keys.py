@@ -1,9 +1,4 @@
-"""`skerry keys`: make, list, revoke, export and import API keys of a world.
-
-They work on the key file in the state folder, whether the world runs or not; edges see a change
-within a second. Keys are said on standard output, everything else on standard error, so that
-`KEY=$(skerry keys create --tenant NAME)` works.
-"""
+"""The key file of a world, as its operator works on it."""
 
 from __future__ import annotations
 
@@ -12,31 +7,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from core.config import World
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from core.keys import KeyBook, Revoked, append_new, as_lines, new_key, parse_lines
-from deploy.where import StateOption, TopologyOption, world_of
 
 DAY_S = 86_400
 
-keys = typer.Typer(help="API keys of a world's tenants.", no_args_is_help=True)
 
-
-@keys.command()
-def create(
-    tenant: Annotated[str, typer.Option(help="Whose it is: a name under [tenants].")],
-    label: Annotated[str, typer.Option(help="A word for lists: where the key is used.")] = "",
-    days: Annotated[int | None, typer.Option(min=1, help="It expires after so many days.")] = None,
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
-) -> None:
-    """Make a key and show it, this once: only its digest is kept."""
-    world = world_of(topology, state)
+def create(world: World, tenant: str, label: str, days: int | None) -> None:
+    """Print a new key. Raises ConfigError."""
     _known_tenant(world, tenant)
     now = int(time.time())
     expires = None if days is None else now + days * DAY_S
@@ -49,22 +30,8 @@ def create(
         _say("from now on callers of this world need a key")
 
 
-@keys.command("list")
-def list_keys(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
-    """Every key that was made: ID, tenant, state, date, label."""
-    for line in listing(book_of(world_of(topology, state)), time.time()):
-        print(line)
-
-
-@keys.command()
-def revoke(
-    key: Annotated[str, typer.Argument(help="The key's ID, as `list` shows it.")],
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
-) -> None:
-    """Make a key worthless. Edges of this state folder refuse it within a second, edges that
-    follow one of them within five."""
-    world = world_of(topology, state)
+def revoke(world: World, key: str) -> None:
+    """`key`: its ID, or all of it. Raises ConfigError."""
     book = book_of(world)
     name = key.removeprefix("sk-skerry-")[:12]
     known = [one.id for one in book.created()]
@@ -78,20 +45,13 @@ def revoke(
         _say(f"key {name} was revoked before")
 
 
-@keys.command()
-def export(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
-    """Write all records to standard output: digests and revocations, no keys."""
-    sys.stdout.write(as_lines(book_of(world_of(topology, state)).records()).decode())
+def export(world: World) -> None:
+    """Print all records."""
+    sys.stdout.write(as_lines(book_of(world).records()).decode())
 
 
-@keys.command("import")
-def import_keys(
-    file: Annotated[Path, typer.Argument(help="What `export` wrote elsewhere; - reads stdin.")],
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
-) -> None:
-    """Add the records of another world or machine. What is known stays; a revocation wins."""
-    world = world_of(topology, state)
+def bring_in(world: World, file: Path) -> None:
+    """Add the records of `file`. Raises ConfigError, and adds none, where a line is no record."""
     records, torn = parse_lines(_read(file))
     if torn:
         raise ConfigError(f"{file}: {torn} lines are no key records; nothing was imported")

@@ -8,27 +8,19 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import StrEnum
-from typing import Annotated, TextIO
+from typing import TextIO
 
-import typer
-
-from core.config import Model
+from core.config import Model, World
 from core.config_tenants import Price
+from core.errors import ConfigError
 from core.usage import UsageReader, UsageRecord
-from deploy.where import StateOption, TopologyOption, world_of
+from deploy.tenants import By
 
 COLUMNS = (
     "requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost",
     "unfinished", "unfinished_prompt_tokens", "unfinished_completion_tokens",
 )  # fmt: skip
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-
-
-class By(StrEnum):
-    TENANT = "tenant"
-    MODEL = "model"
-    DAY = "day"
 
 
 @dataclass(slots=True)
@@ -65,17 +57,9 @@ class Sum:
         ]  # fmt: skip
 
 
-def usage(
-    by: Annotated[By, typer.Option(help="What makes a line.")] = By.TENANT,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, exact.")] = False,
-    since: Annotated[str, typer.Option(help="First day, YYYY-MM-DD (UTC).")] = "",
-    until: Annotated[str, typer.Option(help="Last day.")] = "",
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
-) -> None:
-    """Add up the usage ledger, with the topology's prices."""
-    world = world_of(topology, state)
-    days = {"since": _day(since, "--since"), "until": _day(until, "--until")}
+def show(world: World, by: By, *, as_csv: bool, since: str, until: str) -> None:
+    """Print the sums; days are YYYY-MM-DD or empty. Raises ConfigError."""
+    days = {"since": _day(since), "until": _day(until)}
     reader = UsageReader()
     records = reader.read(world.state / "usage", **{name: day for name, day in days.items() if day})
     sums = add_up(records, by, world.topology.models)
@@ -132,7 +116,7 @@ def _priced(models: Mapping[str, Model]) -> set[str]:
     return {name for name, model in models.items() if model.price is not None}
 
 
-def _day(given: str, option: str) -> str:
+def _day(given: str) -> str:
     if given and not re.fullmatch(_DAY, given):
-        raise typer.BadParameter(f"{given!r} is no day; write YYYY-MM-DD", param_hint=option)
+        raise ConfigError(f"{given!r} is no day; write YYYY-MM-DD")
     return given

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.config import World, load
-from core.errors import ConfigError
-from deploy.state import FOLDER, folder_name
+if TYPE_CHECKING:  # `skerry --help` reads this file and must be quick
+    from core.config import World
 
 TopologyOption = Annotated[
     str,
@@ -22,6 +21,8 @@ StateOption = Annotated[
 
 def topology_file(given: str) -> Path:
     """A path, or `two-regions` for deploy/topologies/two-regions.toml. Raises ConfigError."""
+    from core.errors import ConfigError
+
     shipped = Path(__file__).parent / "topologies"
     for candidate in (Path(given), shipped / f"{given}.toml"):
         if candidate.exists() and not candidate.is_dir():
@@ -32,6 +33,9 @@ def topology_file(given: str) -> Path:
 
 def world_of(topology: str, state: Path | None) -> World:
     """Raises ConfigError."""
+    from core.config import World, load
+    from deploy.state import FOLDER, folder_name
+
     world = load(topology_file(topology), state=state or FOLDER)
     if state is not None:
         return world

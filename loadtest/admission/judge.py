@@ -28,6 +28,8 @@ class Verdict:
     """The same requests' tokens in the ledger."""
     unheard: int
     """Written as whole, not received, though nobody left and nothing was cut."""
+    records: int
+    """Requests that are written down."""
     twice: int
     """Requests with more than one record."""
 
@@ -57,6 +59,7 @@ def judge(seen: Iterable[Seen], records: Iterable[UsageRecord]) -> Verdict:
         sent=sum(_tokens(one.usage) for one in answered),
         written=sum(_tokens(usage) for usage in written),
         unheard=max(0, len(unheard) - unknown),
+        records=len(by_id),
         twice=twice,
     )
 

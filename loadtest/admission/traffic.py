@@ -27,6 +27,7 @@ KILL_EVERY = 1000
 """Requests between two kills of a worker process; two thirds in, a region is killed."""
 AT_ONCE = 24
 TIMEOUT_S = 30.0
+BACK_OFF_S = 0.5
 _USAGE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -79,9 +80,13 @@ async def run(cast: Cast, requests: int, *, seed: int = 1) -> tuple[list[Seen], 
         async def caller() -> None:
             for i in order:
                 edge = cast.edges[i % len(cast.edges)]
-                seen.append(await _ask(session, cast, edge, i, leaves=i in leaving))
+                one = await _ask(session, cast, edge, i, leaves=i in leaving)
+                seen.append(one)
+                if not one.status:
+                    await asyncio.sleep(BACK_OFF_S)  # as clients do; else one outage takes them all
                 if i % KILL_EVERY == kill_at:
-                    _kill(draw.choice(draw.choice(cast.edges).workers()))
+                    turn = cast.edges[i // KILL_EVERY % len(cast.edges)]  # the others come back
+                    _kill(draw.choice(turn.workers()))
                 if i == requests * 2 // 3:
                     _kill(psutil.Process(cast.regions[0].process.pid))
 

@@ -82,6 +82,8 @@ def edge(region_port: int, folder: Path) -> Iterator[Running]:
 version = 1
 [access]
 anonymous = "until-keys"
+[limits]
+queue = 1024
 [models.{MODEL}]
 source = "double.gguf"
 [[edges]]

@@ -64,6 +64,8 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = micros()
         seen = self._seen
+        if not seen.first and data.startswith(b"HTTP/1.1 ") and data[9:12] != b"200":
+            self._fail(f"refused: {data[-300:].decode(errors='replace')}")
         if self._tail:
             data = self._tail + data
         end = 0
@@ -74,15 +76,14 @@ class Client(asyncio.Protocol):
             seen.first = now
         if self._ended is not None and data.endswith(_END):
             self._tail = b""
-            self._ended.set_result(None)
+            if not self._ended.done():  # the reader may have been cancelled
+                self._ended.set_result(None)
             self._ended = None
         else:
             self._tail = data[max(end, len(data) - 64) :]
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._ended is not None:
-            self._ended.set_exception(BrokenStream("the connection was closed"))
-            self._ended = None
+        self._fail("the connection was closed")
 
     async def stream(self, request: bytes, events: int) -> Seen:
         """One request; raises BrokenStream when not all its events came."""
@@ -94,6 +95,11 @@ class Client(asyncio.Protocol):
         if len(self._seen.pairs) != events:
             raise BrokenStream(f"{len(self._seen.pairs)} of {events} events came")
         return self._seen
+
+    def _fail(self, why: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(BrokenStream(why))
+        self._ended = None
 
     def close(self) -> None:
         if self._transport is not None:

@@ -47,7 +47,7 @@ def test_a_good_one() -> None:
     assert (region.name, node.role) == ("eu", "combined")
 
 
-@pytest.mark.parametrize("name", ["two-regions", "local"])
+@pytest.mark.parametrize("name", ["two-regions", "five-regions", "local"])
 def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "deploy" / "topologies"
     world = load(folder / f"{name}.toml", state=tmp_path)

@@ -35,11 +35,14 @@ from core.types import (
     NodeName,
     RegionName,
     RequestId,
+    ResponseFormat,
     ResumePoint,
     Role,
     Sampling,
     Timings,
+    Tool,
     ToolCall,
+    ToolChoice,
     Usage,
 )
 
@@ -134,6 +137,22 @@ REQUESTS: dict[str, GenerateRequest] = {
         rendered_at=1,
         route_chain=b"01234567abcdefgh",
         route_ends=(512, 600, 600),
+    ),
+    "request-tools": GenerateRequest(
+        id=RequestId("r5"),
+        model=ModelName("m"),
+        messages=(Message(role="user", content="Weather?"),),
+        seed=1,
+        rendered_at=1,
+        tools=(
+            Tool(name="f", description="d", parameters='{"type":"object"}', strict=True),
+            Tool(name="g"),
+        ),
+        tool_choice=ToolChoice.REQUIRED,
+        forced_tool="f",
+        parallel_tool_calls=False,
+        response_format=ResponseFormat(schema='{"type":"object"}', param="p"),
+        grammar="start: x",
     ),
     "request-ids": GenerateRequest(
         id=RequestId("r2"), model=ModelName("m"), prompt=(1, 2, 70000), seed=0, rendered_at=1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
@@ -110,3 +111,18 @@ def test_writers_do_not_lose_each_others_records(tmp_path: Path) -> None:
     found, torn = parse_lines(path.read_bytes())
     assert torn == 0
     assert {one.id for one in found} == {one.id for one in records}
+
+
+def test_a_writer_waits_for_another_and_sees_what_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    _, record = new_key("acme", now=NOW)
+    with path.open("ab") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        written = pool.submit(append_new, path, [record])
+        with pytest.raises(TimeoutError):
+            written.result(0.3)
+        other.write(as_lines([record]))
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert written.result(10) == []
+    assert path.read_bytes() == as_lines([record])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from core.prefix import (
     route_chain,
     route_key,
 )
-from core.types import BLOCK_TOKENS, GenerateRequest, Message, ModelName, RequestId, ToolCall
+from core.types import BLOCK_TOKENS, GenerateRequest, Message, ModelName, RequestId, Tool, ToolCall
 
 KEY = b"fleet-secret-of-the-tests"
 
@@ -142,6 +143,20 @@ def test_the_second_block_counts_and_the_third_does_not() -> None:
     assert changed_at(0)
     assert changed_at(TEXT_BLOCK_BYTES + 100)
     assert not changed_at(2 * TEXT_BLOCK_BYTES + 100)
+
+
+def test_tools_come_first_and_in_their_order() -> None:
+    """Their text stands before the conversation's in the prompt, so it does in the key."""
+    plain = _chat(_user("Hi"))
+    one, two = Tool(name="f", parameters='{"a": 1}'), Tool(name="g", description="d")
+    chains = [
+        _chain(msgspec.structs.replace(plain, tools=tools))
+        for tools in ((), (one,), (one, two), (two, one), (Tool(name="f"),), (Tool(name="g"),))
+    ]
+    assert len({chain[1] for chain in chains}) == 5  # (one,) and (one, two) begin alike
+    assert chains[1][:2] == chains[2][:2]
+    assert len({chain[-1] for chain in chains}) == 6
+    assert chains[0] == _chain(plain)
 
 
 def test_what_else_is_in_the_key() -> None:

@@ -72,7 +72,7 @@ def test_config_check_names_the_line_and_the_nearest_key(tmp_path: Path) -> None
     assert "threads" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["local", "two-regions"])
+@pytest.mark.parametrize("name", ["local", "two-regions", "five-regions"])
 @pytest.mark.parametrize("form", ["{}", "deploy/topologies/{}.toml"])
 def test_config_check_accepts_the_shipped_topologies(name: str, form: str) -> None:
     done = skerry("config", "check", form.format(name))
@@ -88,7 +88,7 @@ def test_config_check_accepts_the_shipped_topologies(name: str, form: str) -> No
         (
             'aliases = ["',
             'context = 9000\naliases = ["',
-            r":10: .*context: 9000 is more than.* 8192",
+            r":13: .*context: 9000 is more than.* 8192",
         ),
     ],
 )

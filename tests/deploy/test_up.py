@@ -16,6 +16,7 @@ from core.types import Role
 from deploy import toml_write
 from deploy.launcher import run_world
 from deploy.state import running
+from deploy.up import expected
 from tests.conftest import Spawn
 from tests.deploy.waiting import is_gone, until
 from tests.tiny_text import write_tiny_folder
@@ -41,6 +42,13 @@ def topology_file(tmp_path: Path, free_port: int) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(toml_write.dump(topology), encoding="utf-8")
     return path
+
+
+def test_the_memory_of_a_world_is_told_before_it_starts() -> None:
+    shipped = config.load(ROOT / "deploy" / "topologies" / "five-regions.toml", state=ROOT)
+    assert expected(shipped.topology) == (
+        "  5 routers, 5 nodes, 3 edge processes: about 2.9 GB of memory with the bundled model"
+    )
 
 
 def start_up(spawn: Spawn, path: Path) -> "subprocess.Popen[str]":

@@ -24,7 +24,7 @@ from deploy.process import Pauses
 from deploy.toml_write import dump
 from tests.tiny_text import write_tiny_folder
 from tests.world.faults import alive, until
-from tests.world.scripted import CONTEXT, MODEL, lines_of, streaming, topology
+from tests.world.scripted import CONTEXT, MODEL, completion, lines_of, streaming, topology
 
 pytestmark = pytest.mark.world
 
@@ -97,7 +97,7 @@ def send_all(edge: str) -> set[int]:
 
 def crash_while_answering(world: LocalWorld, edge: str, region: str) -> None:
     """A rank aborts and a router is killed, each in the middle of an answer; a caller leaves."""
-    body = {"model": MODEL, "prompt": f"{CANARY} crashing " * 300, "stream": True}
+    body = completion(f"{CANARY} crashing " * 300)
     for number, name in ((signal.SIGABRT, f"{region}-decode"), (signal.SIGKILL, region)):
         with streaming(edge, body) as response:
             lines = lines_of(response)
@@ -115,7 +115,7 @@ def crash_while_answering(world: LocalWorld, edge: str, region: str) -> None:
 
 def pages_of(world: LocalWorld) -> Iterator[tuple[str, bytes]]:
     for name, url in {**world.edges, **world.routers}.items():
-        for path in ("/status", "/metrics", "/readyz"):
+        for path in ("/status", "/metrics", "/readyz", "/explain"):
             answer = httpx.get(url + path, timeout=10, trust_env=False)
             yield f"{name}{path}", answer.content
 

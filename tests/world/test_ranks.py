@@ -38,7 +38,7 @@ pytestmark = pytest.mark.world
 PLANS = {
     "reader": (Role.PREFILL, Plan(tp=3)),
     "writer": (Role.DECODE, Plan(pp=2)),
-    "pools": (Role.DECODE, Plan(pp=2, dp_attention=2)),
+    "pools": (Role.DECODE, Plan(dp_attention=2)),
 }
 
 
@@ -113,7 +113,7 @@ def test_status_shows_the_plan_and_each_rank(sharded: LocalWorld) -> None:
         ["writer/1", "rank", "layers_2-3,KV_heads_0-2"],
     ]
     pids = [int(row[4].removeprefix("pid_")) for row in rows if "/" in row[1]]
-    assert len(pids) == 3 + 2 + 4
+    assert len(pids) == 3 + 2 + 2
     for name in PLANS:
         ranks = {child.pid for child in psutil.Process(sharded.pid(name)).children()}
         assert ranks <= set(pids)
@@ -132,12 +132,11 @@ def test_a_prompt_returns_to_the_pool_that_holds_it(sharded: LocalWorld) -> None
         assert cached == (answer.usage["prompt_tokens"] - 1) // 16 * 16
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_dead_rank_takes_its_node_out_and_the_router_places_elsewhere(
-    sharded: LocalWorld, number: signal.Signals
+    sharded: LocalWorld,
 ) -> None:
     assert until(lambda: len(nodes(sharded)) == 3)
-    prompt = f"{number.name}: " + "a long way home. " * 200
+    prompt = "a rank dies: " + "a long way home. " * 200
     with streaming(sharded.edges["edge"], completion(prompt)) as response:
         answer = Answer(response.status_code, response.headers)
         lines = lines_of(response)
@@ -146,7 +145,7 @@ def test_a_dead_rank_takes_its_node_out_and_the_router_places_elsewhere(
         victim = response.headers["x-skerry-decode"]
         ranks = nodes(sharded)[victim]["ranks"]
         began = time.monotonic()
-        os.kill(ranks[1]["pid"], number)
+        os.kill(ranks[1]["pid"], signal.SIGKILL)
         for line in lines:
             take(answer, line)
         assert time.monotonic() - began < 5
@@ -157,6 +156,6 @@ def test_a_dead_rank_takes_its_node_out_and_the_router_places_elsewhere(
     assert again.headers["x-skerry-decode"] in {"writer", "pools"}
     assert not any(psutil.pid_exists(rank["pid"]) for rank in ranks)
     log = (sharded.logs / f"{victim}.log").read_text()
-    why = "was killed by SIGKILL" if number == signal.SIGKILL else "was silent for 3 s"
-    assert [line for line in log.splitlines() if f"(pid {ranks[1]['pid']}) {why}" in line]
+    why = f"(pid {ranks[1]['pid']}) was killed by SIGKILL"
+    assert sum(why in line for line in log.splitlines()) == 1
     assert until(lambda: nodes(sharded).get(victim, {}).get("ranks", ranks) != ranks)
