@@ -31,7 +31,8 @@ class Moe:
     kept_groups: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.count, self.chosen, self.width, self.groups, self.kept_groups) < 1:
+        sizes = (self.count, self.chosen, self.width, self.groups, self.kept_groups)
+        if min(sizes) < 1 or self.shared_width < 0 or not 0 < self.scale < math.inf:
             raise ConfigError(f"the model's mixture of experts has a size below 1: {self}")
         if self.count % self.groups or self.kept_groups > self.groups:
             raise ConfigError(
@@ -105,6 +106,13 @@ class ModelConfig:
                 f"the model has {self.heads} query heads for {self.kv_heads} KV heads: "
                 "not a multiple"
             )
+        if not 1 < self.rope_theta < math.inf or not 0 <= self.norm_eps < 1:
+            raise ConfigError(
+                f"the model's rope_theta is {self.rope_theta}, its norm_eps {self.norm_eps}"
+            )
+        scaling = self.rope_scaling
+        if scaling is not None and scaling.kind == "dynamic" and self.rotary_dim < 4:
+            raise ConfigError(f"dynamic rope over {self.rotary_dim} values has no pair to stretch")
         if self.rotary_dim % 2:
             raise ConfigError(f"head size {self.rotary_dim} is odd: no rotary pairs")
         if self.windowed and self.sliding_window < 1:

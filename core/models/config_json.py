@@ -11,6 +11,9 @@ from core.errors import ConfigError
 from core.models.config import Latent, ModelConfig, Moe
 from core.models.rope import ROPE_KINDS, RopeScaling, mscale
 
+MOST_LAYERS = 4096
+"""No model has more; they are counted before anything else is known."""
+
 
 class _Rope(msgspec.Struct):
     rope_type: str | None = None
@@ -190,7 +193,7 @@ class _DeepSeekV3(_Family):
                 "in every layer"
             )
         return Moe(
-            layers=tuple(range(self.first_k_dense_replace, self.num_hidden_layers)),
+            layers=tuple(range(max(0, self.first_k_dense_replace), self.num_hidden_layers)),
             count=self.n_routed_experts,
             chosen=self.num_experts_per_tok,
             width=self.moe_intermediate_size,
@@ -266,6 +269,10 @@ def from_json(path: Path) -> ModelConfig:
 
 
 def _refuse(read: _Family, where: str) -> None:
+    for field, most in (("num_hidden_layers", MOST_LAYERS), ("num_attention_heads", None)):
+        value: int = getattr(read, field)
+        if value < 1 or (most is not None and value > most):
+            raise ConfigError(f"{where}: {field} is {value}")
     if read.hidden_act != "silu":
         raise ConfigError(f"{where}: activation {read.hidden_act!r} is not supported, only silu")
     if read.quantization_config is not None:

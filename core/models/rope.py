@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from core.errors import ConfigError
+
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 """By the names that config.json gives them."""
 
@@ -37,6 +39,16 @@ class RopeScaling:
     amplitude: float = 1.0
     mscale_all_dim: float = 0.0
     length: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what no frequencies can be made of."""
+        above_0 = [self.factor, self.beta_fast, self.beta_slow, self.amplitude]
+        above_0 += [self.low_freq_factor, self.high_freq_factor]
+        above_0 += [self.original_context] if self.kind != "linear" else []
+        if not all(0 < value < math.inf for value in above_0):
+            raise ConfigError(f"rope scaling has a number that is not above 0: {self}")
+        if not 0 <= self.mscale_all_dim < math.inf:
+            raise ConfigError(f"rope scaling has mscale_all_dim {self.mscale_all_dim}")
 
 
 def inverse_frequencies(theta: float, dim: int, scaling: RopeScaling | None) -> list[float]:

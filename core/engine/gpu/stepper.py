@@ -165,7 +165,7 @@ class DeviceStepper:
             logits = self._forward(whole, [GIVEN] * len(whole)).cpu()
             copied = self._mirror.out(whole)
             filled = filling.result() if filling is not None else Filled()
-            drawn = sampler.sample(logits, specs_of(whole), filled.forbidden)
+            drawn = sampler.sample(logits, specs_of(whole), filled.allowed)
             results += results_of(whole, drawn, filled)
             if copied is not None:
                 copied.wait()

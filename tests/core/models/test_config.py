@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from core.errors import ConfigError
 from core.models.config import ModelConfig
 from core.models.config_gguf import from_gguf
 from core.models.config_json import from_json
-from tests.core.models.families import BASE, DEEPSEEK, QWEN3_MOE
+from tests.core.models.families import BASE, DEEPSEEK, QWEN3_MOE, VARIANTS
 from tests.core.models.tiny import Config, tiny_config
 
 GGUF = {
@@ -157,3 +158,50 @@ def test_gguf_that_cannot_be_computed_is_refused_by_name(
 def test_gguf_without_an_embedding_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"token_embd\.weight"):
         from_gguf(GGUF, {}, "m.gguf")
+
+
+WEIRD: tuple[object, ...] = (
+    None,
+    0,
+    -1,
+    1,
+    3,
+    1 << 40,
+    1.5,
+    float("inf"),
+    "many",
+    [],
+    [1],
+    {},
+    True,
+)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama3", "dynamic, not stretched", "qwen3", "qwen3_moe", "deepseek_v3"]
+)
+def test_any_field_of_any_kind_is_computed_or_refused(family: str, tmp_path: Path) -> None:
+    """Nothing but ConfigError, neither at reading nor when frequencies and scales are asked for."""
+    path = tmp_path / "config.json"
+    whole = VARIANTS[family]
+    rope = whole.get("rope_scaling")
+    refused = 0
+    for field, value in itertools.product(
+        (*whole, *(rope if isinstance(rope, dict) else ())), WEIRD
+    ):
+        changed = whole | {field: value}
+        if field not in whole and isinstance(rope, dict):
+            changed = whole | {"rope_scaling": rope | {field: value}}
+        path.write_text(json.dumps(changed))
+        try:
+            config = from_json(path)
+        except ConfigError:
+            refused += 1
+            continue
+        if max(config.layers, config.head_dim, config.rotary_dim) > 1000:
+            continue  # too many to be counted here
+        assert all(0 < one < 2 for one in config.inverse_frequencies())
+        assert 0 < config.attention_scale < float("inf")
+        assert len(config.kv_groups) == config.layers
+        assert min(config.columns) > 0
+    assert refused > 3 * len(whole)
