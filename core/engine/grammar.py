@@ -1,40 +1,45 @@
-"""Which tokens a grammar forbids next, for every sampled place of a step.
+"""Which tokens a grammar allows next, for every sampled place of a step.
 
-Masks are filled on a thread of their own, in native code that leaves the interpreter, while the
-model computes the step: what they depend on, the tokens so far, is known by then. A matcher's state
-is a function of (grammar, output so far), so nothing must be kept: what a preempted sequence lost,
-or a new rank never had, is made again by replaying the output.
+Native code fills a mask in some microseconds, so most are filled where they are used: to wake a
+thread for them takes longer on a machine that is busy. What takes long, a grammar's compilation or
+one with many ways on, is done on a thread of its own while the model computes the step: what masks
+depend on, the tokens so far, is known by then.
+
+A matcher's state is a function of (grammar, output so far), so nothing must be kept: what a
+preempted sequence lost, or a new rank never had, is made again by replaying the output.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
-from torch import Tensor
 
+from core.engine.allowed import Allowed, Scratch
 from core.engine.plan import Row, SampleSpec, SequenceId
 from core.errors import RequestError
 from core.text.grammar import limits
 
+LONG_S = 0.004
+"""Masks of a step that took longer than this, of one processor, are filled beside the next one."""
 _GRAMMARS = 64
 """Compiled ones that are kept for further sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """`forbidden[n]`: fp32 [vocabulary] for the n-th sampled place of the step: −inf for what may
-    not be chosen, +inf for all else, so that the least of it and the logits is what counts: far
-    cheaper than filling by a mask of bits. `broken`: sequences that cannot go on, and why."""
+    """`allowed[n]`: of the n-th sampled place of the step. `broken`: sequences that cannot go on,
+    and why."""
 
-    forbidden: Mapping[int, Tensor] = field(default_factory=dict)
+    allowed: Mapping[int, Allowed] = field(default_factory=dict)
     broken: Mapping[SequenceId, str] = field(default_factory=dict)
 
 
@@ -51,6 +56,20 @@ class _Broken(Exception):
     """The grammar cannot be followed; the message is for the log and never quotes the answer."""
 
 
+class Filling:
+    """The masks of a step, on their way or still to be filled."""
+
+    def __init__(self, fill: Callable[[], Filled], future: Future[Filled] | None) -> None:
+        self._fill = fill
+        self._future = future
+
+    def result(self) -> Filled:
+        """Fills them here unless the other thread has begun."""
+        if self._future is None or self._future.cancel():
+            return self._fill()
+        return self._future.result()
+
+
 class Masks:
     """`tokens` gives the vocabulary when the first grammar comes; `sequences`: so many matchers are
     kept. One step's masks at a time."""
@@ -59,26 +78,32 @@ class Masks:
         self, tokens: Callable[[], LLTokenizer], vocab_size: int, *, sequences: int
     ) -> None:
         self._make_tokens = tokens
-        self._vocab_size = vocab_size
         self._sequences = sequences
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._tokens: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._followers: OrderedDict[SequenceId, _Follower] = OrderedDict()
-        self._words = np.empty((1, 0), dtype=np.int32)
+        self._words = 0
+        self._fill_s = 0.0
+        """What the last step's masks took, of one processor."""
+        self._scratch = Scratch(vocab_size)
 
-    def begin(self, rows: Sequence[Row]) -> Future[Filled] | None:
+    def begin(self, rows: Sequence[Row]) -> Filling | None:
         """Start on the masks of a step; None when no row has a grammar. `rows` in the order of
         their logits, placeholders filled in."""
-        if not any(row.sample is not None and row.sample.grammar for row in rows):
+        held = [row for row in rows if row.sample is not None and row.sample.grammar]
+        if not held:
             return None
-        return self._worker.submit(self._fill, rows)
+        fill = partial(self._fill, rows)
+        long = self._fill_s > LONG_S or any(row.sequence not in self._followers for row in held)
+        return Filling(fill, self._worker.submit(fill) if long else None)
 
     def close(self) -> None:
         self._worker.shutdown(wait=True, cancel_futures=True)
 
     def _fill(self, rows: Sequence[Row]) -> Filled:
-        forbidden: dict[int, Tensor] = {}
+        began = time.thread_time()
+        allowed: dict[int, Allowed] = {}
         broken: dict[SequenceId, str] = {}
         place = 0
         for row in rows:
@@ -87,22 +112,23 @@ class Masks:
             if row.sample.grammar:
                 try:
                     for n, mask in enumerate(self._of_row(row, row.sample)):
-                        forbidden[place + n] = mask
+                        allowed[place + n] = mask
                 except (_Broken, RequestError) as error:
                     self._followers.pop(row.sequence, None)
                     broken[row.sequence] = str(error)
             place += 1 + row.drafts
-        return Filled(forbidden, broken)
+        self._fill_s = time.thread_time() - began
+        return Filled(allowed, broken)
 
-    def _of_row(self, row: Row, spec: SampleSpec) -> list[Tensor]:
+    def _of_row(self, row: Row, spec: SampleSpec) -> list[Allowed]:
         """One for the next token, and one after each guess up to the first that is forbidden: what
         is drawn behind that does not count."""
         matcher = self._follow(row.sequence, spec)
-        masks: list[Tensor] = []
+        masks: list[Allowed] = []
         ahead = 0
         for guess in (*row.token_ids[len(row.token_ids) - row.drafts :], None):
             masks.append(self._mask(matcher))
-            if guess is None or masks[-1][guess] < 0:
+            if guess is None or guess not in masks[-1]:
                 break
             if matcher.is_stopped() or not matcher.consume_token(guess):
                 break
@@ -111,16 +137,12 @@ class Masks:
             raise _Broken("the grammar's matcher could not take guesses back")
         return masks
 
-    def _mask(self, matcher: LLMatcher) -> Tensor:
-        fill_next_token_bitmask(matcher, self._words, 0)
+    def _mask(self, matcher: LLMatcher) -> Allowed:
+        words = np.empty((1, self._words), dtype=np.int32)
+        fill_next_token_bitmask(matcher, words, 0)
         if matcher.is_error():
             raise _Broken("the grammar became too complex to follow")
-        bits = np.unpackbits(self._words.view(np.uint8)[0], bitorder="little")
-        most = np.full(self._vocab_size, -np.inf, dtype=np.float32)
-        known = most[: len(bits)]
-        np.subtract(bits[: len(known)], 0.5, out=known, dtype=np.float32)
-        known *= np.inf
-        return torch.from_numpy(most)
+        return Allowed(words.view(np.uint8)[0], self._scratch)
 
     def _follow(self, sequence: SequenceId, spec: SampleSpec) -> LLMatcher:
         """The sequence's matcher, which has taken its output so far."""
@@ -150,7 +172,7 @@ class Masks:
             tokens = self._tokens
             if tokens is None:
                 tokens = self._tokens = self._make_tokens()
-                self._words = np.empty((1, -(-tokens.vocab_size // 32)), dtype=np.int32)
+                self._words = -(-tokens.vocab_size // 32)
             made = LLMatcher(tokens, grammar, log_level=0, limits=limits())
             if made.is_error():
                 raise _Broken("the grammar cannot be compiled for this model")

@@ -4,12 +4,13 @@ What gloo hands from thread to thread takes milliseconds where more ranks than c
 here the thread that computes writes and reads itself. A sum is made in two rounds, each rank adding
 up its own part, so that no byte more is sent than by the best ring and all ranks get the same bits.
 
-Only for what fits the sockets' buffers: everybody writes first and reads then.
+But for `swap` only for what fits the sockets' buffers: everybody writes first and reads then.
 """
 
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,8 +28,8 @@ _BUFFER_BYTES = 4 * SMALL_BYTES
 
 
 class Mesh:
-    """Tensors on a CPU, contiguous, no larger than `SMALL_BYTES`. For one thread. Every method
-    raises NodeLost when a peer has gone."""
+    """Tensors on a CPU, contiguous, no larger than `SMALL_BYTES` but for `swap`. For one thread.
+    Every method raises NodeLost when a peer has gone."""
 
     def __init__(self, rank: int, sockets: dict[int, socket.socket]) -> None:
         self._rank = rank
@@ -60,6 +61,32 @@ class Mesh:
         out[self._rank] = x
         for rank in self._others:
             self.receive(out[rank], rank)
+
+    def swap(self, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+        """`given[r]` goes to rank r, `wanted[r]` is filled with what comes from it; of any size."""
+        wanted[self._rank].copy_(given[self._rank])
+        going = {rank: _bytes(given[rank]) for rank in self._others if given[rank].numel()}
+        coming = {rank: _bytes(wanted[rank]) for rank in self._others if wanted[rank].numel()}
+        while going or coming:
+            readable, writable, _ = select.select(
+                [self._sockets[rank] for rank in coming],
+                [self._sockets[rank] for rank in going],
+                [],
+            )
+            for rank in self._others:
+                sock = self._sockets[rank]
+                try:
+                    if sock in writable:
+                        _move(going, rank, sock.send(going[rank], socket.MSG_DONTWAIT))
+                    if sock in readable:
+                        count = sock.recv_into(coming[rank], 0, socket.MSG_DONTWAIT)
+                        if not count:
+                            raise NodeLost("a peer rank has gone")
+                        _move(coming, rank, count)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise NodeLost(f"a peer rank has gone: {error}") from error
 
     def send(self, x: Tensor, to: int) -> None:
         if x.numel():
@@ -108,6 +135,14 @@ def connect(members: Sequence[int], rank: int, host: str, secret: str, store: Ad
         peers = {other: dial(store.hear(other), members[other], at, secret) for other in range(at)}
         peers |= gather(secret, listener, range(at + 1, len(members)))
     return Mesh(at, {other: peer.detach() for other, peer in peers.items()})
+
+
+def _move(views: dict[int, memoryview], rank: int, count: int) -> None:
+    """So much of it is done."""
+    if count == len(views[rank]):
+        del views[rank]
+    else:
+        views[rank] = views[rank][count:]
 
 
 def _bytes(x: Tensor) -> memoryview:

@@ -6,6 +6,7 @@ A peer that has gone is noticed by its closed socket, at the next call at the la
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -98,22 +99,38 @@ class _Addresses:
         return self.meeting.hear(f"{self.group}/at/{member}", tuple[str, int])
 
 
-def gloo(store: Store, rank: int, size: int, address: str) -> ProcessGroupGloo:
+class Backend(Protocol):
+    """What is used of torch's process groups."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def allreduce(self, tensors: list[Tensor], /) -> dist.Work: ...
+
+    def _allgather_base(self, out: Tensor, own: Tensor, /) -> dist.Work: ...
+
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> dist.Work: ...
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> dist.Work: ...
+
+
+def gloo(store: Store, rank: int, size: int, address: str) -> Backend:
     """Returns when all have come. Raises RuntimeError."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=_CALL_S)
-    return ProcessGroupGloo(store, rank, size, options)
+    return ProcessGroupGloo(store, rank, size, options)  # type: ignore[return-value]  # as above
 
 
 class TorchGroup:
-    """A `Group`, and messages between two of its ranks. For one thread at a time. Small tensors go
-    through `mesh`, all others through torch's process group.
+    """A `Group`, and messages between two of its ranks. For one thread at a time. Small tensors,
+    and rows to and from experts, go through `mesh`, all others through torch's process group.
 
     Every method raises NodeLost when a peer has gone.
     """
 
-    def __init__(self, pg: ProcessGroupGloo, mesh: Mesh, traffic: Traffic) -> None:
+    def __init__(self, pg: Backend, mesh: Mesh, traffic: Traffic) -> None:
         self._pg = pg
         self._mesh = mesh
         self._traffic = traffic
@@ -144,11 +161,11 @@ class TorchGroup:
         return out
 
     def exchange(self, rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
-        sizes = torch.tensor(counts, dtype=torch.int64, device=rows.device)
+        sizes = torch.tensor(counts, dtype=torch.int64)
         coming = torch.empty_like(sizes)
-        ones = [1] * self.size
         self._traffic.sent += (self.size - 1) * sizes.element_size()
-        self._wait(lambda: self._pg.alltoall_base(coming, sizes, ones, ones))
+        ones = [1] * self.size
+        self._mesh.swap(_parts(sizes, ones), _parts(coming, ones))
         expected = tuple(coming.tolist())
         return self._carried(rows, counts, expected), expected
 
@@ -158,10 +175,8 @@ class TorchGroup:
 
     def _carried(self, rows: Tensor, counts: Sequence[int], expected: Sequence[int]) -> Tensor:
         out = rows.new_empty((sum(expected), *rows.shape[1:]))
-        width = rows[:1].nbytes
-        self._traffic.sent += (sum(counts) - counts[self.rank]) * width
-        given = rows.contiguous()
-        self._wait(lambda: self._pg.alltoall_base(out, given, list(expected), list(counts)))
+        self._traffic.sent += (sum(counts) - counts[self.rank]) * rows[:1].nbytes
+        self._mesh.swap(_parts(rows.contiguous(), counts), _parts(out, expected))
         return out
 
     def send(self, x: Tensor, to: int) -> None:
@@ -199,6 +214,12 @@ class TorchGroup:
             begin().wait()
         except RuntimeError as error:
             raise _lost(error) from error
+
+
+def _parts(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """So many rows for each rank, in order."""
+    edges = itertools.accumulate(counts, initial=0)
+    return [rows[first:last] for first, last in itertools.pairwise(edges)]
 
 
 class _Begin(Protocol):

@@ -20,11 +20,10 @@ import msgspec
 from core.engine.messages import RankConfig
 from core.engine.pace import Pace, PaceKeeper, PaceMaker
 from core.engine.plan import LoadedModel, StepPlan, StepResult, Work
+from core.engine.plan_wire import decode_plan, decode_result, encode_plan, encode_result
 from core.engine.split_rank import SplitRank
 from core.engine.stepper import measure
 from core.errors import InternalError, NodeLost
-
-_encode = msgspec.msgpack.encode
 
 _NOTHING = StepPlan(-1, ())
 """What a pool computes in a step that others called for."""
@@ -45,11 +44,12 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Follower → leader after each step; the result comes from one rank of the last stage."""
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Follower → leader after each step; the result, as `plan_wire` writes it, comes from one rank
+    of the last stage."""
 
     counts: Counts
-    result: StepResult | None = None
+    result: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class LeadingRunner:
         self._begin(plan)
 
     def _begin(self, plan: StepPlan) -> None:
-        said = _encode(plan)
+        said = encode_plan(plan)
         for peer in self._rank.peers.values():
             peer.say(said)
         self._worker.submit(self._compute, plan)
@@ -182,7 +182,7 @@ class LeadingRunner:
                 answer = decode(peer.hear())
                 self._note(rank, answer.counts)
                 if answer.result is not None:
-                    self._finish(answer.result)
+                    self._finish(decode_result(answer.result))
         except NodeLost as error:
             self._lose(error)
         except msgspec.MsgspecError as error:
@@ -228,12 +228,11 @@ class FollowingRank:
     def compute(self) -> None:
         """Raises NodeLost when the leader or another rank has gone."""
         (leader,) = self._rank.peers.values()
-        decode = msgspec.msgpack.Decoder(StepPlan).decode
         first = self._config.plan.place(self._config.rank).tp_rank == 0
         while True:
-            plan = decode(leader.hear())
-            result = self._rank.stepper.step(plan)
-            leader.say(_encode(Answer(counts_of(self._rank), result if first else None)))
+            result = self._rank.stepper.step(decode_plan(leader.hear()))
+            told = encode_result(result) if first and result is not None else None
+            leader.say(msgspec.msgpack.encode(Answer(counts_of(self._rank), told)))
 
     def close(self) -> None:
         self._rank.close()

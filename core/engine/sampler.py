@@ -21,6 +21,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from core.engine.allowed import Allowed
 from core.engine.plan import IMPOSSIBLE, SampleSpec, Scores
 from core.engine.shaping import shape, shapes
 
@@ -29,7 +30,7 @@ HEAD = 256
 LONG_HEAD = 4096
 """Looked at before the whole vocabulary is sorted."""
 
-NOTHING: Mapping[int, Tensor] = MappingProxyType({})
+NOTHING: Mapping[int, Allowed] = MappingProxyType({})
 COLDEST = 1e-20
 """A temperature below it is taken as this: all but the best are as impossible, and single
 precision can still divide by it."""
@@ -71,10 +72,10 @@ def _mix(value: int) -> int:
 
 
 def sample(
-    logits: Tensor, specs: Sequence[SampleSpec], forbidden: Mapping[int, Tensor] = NOTHING
+    logits: Tensor, specs: Sequence[SampleSpec], allowed: Mapping[int, Allowed] = NOTHING
 ) -> list[Sampled | None]:
     """One token per row of `logits` [rows, vocabulary] fp32; None where a row is not finite.
-    `forbidden`: what a row's grammar does not allow (core.engine.grammar).
+    `allowed`: what the grammar of a row lets come (core.engine.grammar).
 
     Rows whose spec has a bias, penalties or forbidden ids are changed in place.
     """
@@ -88,8 +89,8 @@ def sample(
         if sound[row] and spec.logprobs is not None
     }
     for row, spec in enumerate(specs):
-        if sound[row] and (row in forbidden or shapes(spec)):
-            shape(logits[row], spec, forbidden=forbidden.get(row))
+        if sound[row] and (row in allowed or shapes(spec)):
+            shape(logits[row], spec, allowed=allowed.get(row))
             value, index = logits[row].max(-1)
             best[row], best_ids[row] = float(value), int(index)
             sound[row] = -torch.inf < best[row] < torch.inf

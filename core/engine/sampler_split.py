@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from core.engine.allowed import Allowed
 from core.engine.plan import IMPOSSIBLE, SampleSpec, Scores
 from core.engine.sampler import (
     COLDEST,
@@ -56,9 +57,9 @@ def sample(
     logits: Tensor,
     specs: Sequence[SampleSpec],
     vocabulary: Vocabulary,
-    forbidden: Mapping[int, Tensor] = NOTHING,
+    allowed: Mapping[int, Allowed] = NOTHING,
 ) -> list[Sampled | None]:
-    """See `sampler.sample`; `logits` [rows, own ids] fp32, `forbidden` of all ids. All ranks must
+    """See `sampler.sample`; `logits` [rows, own ids] fp32, `allowed` of all ids. All ranks must
     call it with the same specs."""
     if not specs:
         return []
@@ -71,8 +72,8 @@ def sample(
             raws[row] = logits[row].clone()
             if torch.isfinite(best[row]):
                 told[3, row] = mass(raws[row], float(best[row]), 1.0)
-        if (row in forbidden or shapes(spec)) and best[row] < torch.inf:
-            shape(logits[row], spec, vocabulary.own.start, forbidden.get(row))
+        if (row in allowed or shapes(spec)) and best[row] < torch.inf:
+            shape(logits[row], spec, vocabulary.own.start, allowed.get(row))
             best[row], best_at[row] = logits[row].max(-1)
     told[1] = best
     told[2] = best_at + vocabulary.own.start

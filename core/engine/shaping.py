@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from core.engine.allowed import Allowed
 from core.engine.plan import SampleSpec
 
 _LARGEST = float(torch.finfo(torch.float32).max)
@@ -22,13 +23,12 @@ def shapes(spec: SampleSpec) -> bool:
     return bool(spec.bias) or _forbids(spec) or _penalises(spec)
 
 
-def shape(row: Tensor, spec: SampleSpec, first: int = 0, forbidden: Tensor | None = None) -> None:
+def shape(row: Tensor, spec: SampleSpec, first: int = 0, allowed: Allowed | None = None) -> None:
     """Change `row`, fp32, in place: the logits of the ids from `first` on. Ids outside it are left
-    out. `forbidden`: fp32 [vocabulary], −inf for what the row's grammar does not allow, else
-    +inf."""
+    out. `allowed`: what the row's grammar lets come."""
     ids = range(first, first + len(row))
-    if forbidden is not None:
-        torch.minimum(row, forbidden[first : first + len(row)].to(row.device), out=row)
+    if allowed is not None:
+        allowed.hold(row, first)
     if _forbids(spec):
         row[_places(spec.forbidden, ids, row)] = -torch.inf
     if spec.bias:

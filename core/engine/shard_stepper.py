@@ -9,13 +9,12 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
 from core.engine import batch, sampler, sampler_split
-from core.engine.grammar import Filled, Masks
+from core.engine.grammar import Filled, Filling, Masks
 from core.engine.pending import Pending
 from core.engine.plan import Row, RowResult, StepPlan, StepResult
 from core.engine.process_groups import Groups
@@ -106,7 +105,7 @@ class ShardStepper:
         line.send(out, line.rank + 1)
         return None
 
-    def _filling(self, rows: Sequence[Row]) -> Future[Filled] | None:
+    def _filling(self, rows: Sequence[Row]) -> Filling | None:
         if self._masks is None or not self.stage.shard.predicts:
             return None
         return self._masks.begin(rows)
@@ -115,9 +114,9 @@ class ShardStepper:
         specs = specs_of(rows)
         drawn: list[Sampled | None]
         if self._groups.tensor.size == 1:
-            drawn = sampler.sample(logits, specs, filled.forbidden)
+            drawn = sampler.sample(logits, specs, filled.allowed)
         else:
-            drawn = sampler_split.sample(logits, specs, self._vocabulary, filled.forbidden)
+            drawn = sampler_split.sample(logits, specs, self._vocabulary, filled.allowed)
         return results_of(rows, drawn, filled)
 
     def _count(self, tokens: ForwardBatch) -> None:

@@ -52,7 +52,7 @@ class Stepper:
             logits = self.logits(rows)
             filled = filling.result() if filling is not None else Filled()
             with torch.inference_mode():
-                drawn = sampler.sample(logits, specs_of(rows), filled.forbidden)
+                drawn = sampler.sample(logits, specs_of(rows), filled.allowed)
             results += results_of(rows, drawn, filled)
         self._pending.note(results)
         return in_order(plan, results, time.perf_counter() - began)

@@ -50,8 +50,10 @@ def test_each_rank_sees_what_all_gave(crowd: Crowd, size: int) -> None:
         assert torch.equal(found, expected)
 
 
-def test_rows_of_uneven_numbers_are_exchanged_and_carried_back(crowd: Crowd) -> None:
-    """Rank r has r + 2·d rows for rank d; rank 0 none for itself."""
+@pytest.mark.parametrize("width", [4, 100_000])
+def test_rows_of_uneven_numbers_are_exchanged_and_carried_back(crowd: Crowd, width: int) -> None:
+    """Rank r has r + 2·d rows for rank d; rank 0 none for itself. Some are larger than any buffer
+    of a socket, while everybody sends to everybody."""
     ranks = range(len(crowd.groups))
 
     def counts(rank: int) -> list[int]:
@@ -59,7 +61,7 @@ def test_rows_of_uneven_numbers_are_exchanged_and_carried_back(crowd: Crowd) -> 
 
     def there_and_back(group: TorchGroup) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         own = counts(group.rank)
-        rows = given(group.rank, 4 * sum(own)).view(-1, 4)
+        rows = given(group.rank, width * sum(own)).view(-1, width)
         found, expected = group.exchange(rows, own)
         return rows, group.carry(found + 1, expected, own), expected
 

@@ -155,6 +155,39 @@ def test_a_split_that_does_not_fit_the_heads_is_refused_at_once(
         pass
 
 
+@pytest.mark.parametrize(
+    ("family", "plan"),
+    [
+        ("llama3", Plan(tp=2, pp=2)),
+        ("llama3", Plan(tp=4)),
+        ("deepseek_v3", Plan(tp=2, pp=2)),
+        ("window", Plan(pp=3)),
+    ],
+    ids=lambda one: str(one),
+)
+def test_every_rank_says_which_kv_it_holds(
+    family: str, plan: Plan, folders: dict[str, Path], whole: dict[str, Stepper]
+) -> None:
+    """Each (layer, head) of each group is somewhere, and twice only where it is copied."""
+    with steppers(folders[family], plan) as ranks:
+        held = [loaded.geometry for loaded in ranks.loaded]
+    model = whole[family].decoder.config
+    heads = model.kv_shape[0]
+    copies = plan.tp if model.latent is not None else max(1, plan.tp // heads)
+    for index, group in enumerate(kv_geometry(model, "float32", 64).groups):
+        parts = [geometry.groups[index] for geometry in held]
+        assert {part.kind for part in parts} == {group.kind}
+        cells = [
+            (layer, head)
+            for part in parts
+            for layer in range(part.first_layer, part.first_layer + part.layers)
+            for head in range(part.first_head, part.first_head + part.kv_heads)
+        ]
+        every = [(layer, head) for layer in range(group.layers) for head in range(heads)]
+        assert sorted(cells) == sorted(every * copies)
+    assert {geometry.blocks for geometry in held} == {held[0].blocks}
+
+
 # ------------------------------------------------------------------ served
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from core.engine.cells import fill_blocks, prove
+from core.engine.cells import Broken, fill_blocks, prove
 from core.engine.messages import Begin, ScriptedConfig
 from core.engine.plan import Row, SampleSpec, SequenceId, StepPlan
-from core.engine.scripted import ScriptedRunner, scripted_geometry
+from core.engine.scripted import ScriptedRunner, scripted_geometry, shard
 from core.errors import ConfigError
 from core.kv.memory import attach
+from core.parallel import Plan
 from tests.core.engine.harness import END, GROUP, Front, rank_config, spec
 
 S = SequenceId("s")
@@ -105,6 +106,20 @@ def test_one_changed_byte_anywhere_is_found(block: int, plane: int, cell: int, b
     runner.close()
     assert token is None
     assert error == f"the KV of position {16 * block + cell} is not what was computed there"
+
+
+def test_a_slab_of_another_head_or_layer_is_found() -> None:
+    """What a hand-over between two plans could mix up."""
+    whole = scripted_geometry(ScriptedConfig(layers=2, kv_heads=2, block_bytes=1024), 1)
+    tokens = tuple(range(10, 26))
+    shards = [shard(whole, Plan(tp=2, pp=2), rank).groups[0] for rank in range(4)]
+    blocks = [fill_blocks(group, tokens)[0] for group in shards]
+    assert sum(map(len, blocks)) == len(fill_blocks(whole.groups[0], tokens)[0]) == 1024
+    for one, block in enumerate(blocks):
+        assert prove(shards[one], block, 0, 16, 0)[1] == tokens
+        for other in {0, 1, 2, 3} - {one}:
+            with pytest.raises(Broken, match="position 0"):
+                prove(shards[other], block, 0, 16, 0)
 
 
 def test_blocks_of_another_sequence_or_in_another_order_are_found(runner: ScriptedRunner) -> None:
