@@ -22,7 +22,7 @@ from pathlib import Path
 
 from core.models.config import ModelConfig
 from core.models.numbers import read_config
-from loadtest.bench import probe, report
+from loadtest.bench import chart, probe, report
 from loadtest.bench.__main__ import BELOW_FLOOR, NOT_MEASURED, PROJECT, bundled_model, say
 from loadtest.bench.figures import Figure
 from loadtest.bench.timing import median
@@ -163,14 +163,16 @@ def shape_of(setting: Setting) -> Shape:
 
 
 def traffic_figures(tp: Sent, pp: Sent) -> Iterator[Figure]:
+    """Of hidden states and candidates, and of all that is on the wire: plans and framing too."""
     for name, sent in (("tensor parallel, 3 ranks", tp), ("pipeline, 2 stages", pp)):
-        say(
-            f"  {name}: {sent.counted / sent.tokens:,.0f} bytes a token, "
-            f"{sent.least / sent.tokens:,.0f} at the least"
-            + (f", {sent.wire / sent.tokens:,.0f} on the wire" if sent.wire else "")
-        )
+        about = f"least {sent.least / sent.tokens:,.0f} bytes a token"
         ratio = sent.counted / sent.least
-        yield Figure(f"bytes communicated / least, {name}", ratio, "×", 1.02, 1.1)
+        yield Figure(f"bytes communicated / least, {name}", ratio, "×", 1.02, 1.1, about)
+        if sent.wire is None:
+            say(f"  {name}: what is on the wire is not known (needs ss)")
+            continue
+        ratio = sent.wire / sent.least
+        yield Figure(f"all bytes on the wire / least, {name}", ratio, "×", 1.02, 1.1)
 
 
 def pipeline_figures(spans: Sequence[Span], setting: Setting) -> Iterator[Figure]:
@@ -203,11 +205,23 @@ def write(found: Sequence[Figure], setting: Setting) -> int:
     )
     versions = {"python": platform.python_version(), "torch": metadata.version("torch")}
     machine = probe.describe()
-    path = setting.build / "sharding.json"
-    path.write_bytes(report.as_json(command, machine, versions, found))
+    files = {
+        setting.build / "sharding.json": report.as_json(command, machine, versions, found),
+        setting.build / "sharding.svg": drawing(found, machine).encode(),
+    }
+    for path, data in files.items():
+        path.write_bytes(data)
     say("\n" + report.markdown(command, machine, versions, found, {}))
-    say(f"written: {os.path.relpath(path)}")
+    say("written: " + ", ".join(os.path.relpath(path) for path in files))
     return BELOW_FLOOR if any(figure.fails for figure in found) else 0
+
+
+def drawing(found: Sequence[Figure], machine: str) -> str:
+    panels = [
+        (one.name, {"measured": one.value, "target": one.target, "floor": one.floor})
+        for one in found
+    ]
+    return chart.svg("A model on several processes, in ratios", machine, panels, "measured")
 
 
 def parse(arguments: Sequence[str] | None) -> Setting:

@@ -105,10 +105,15 @@ def block_bytes(ranks: Sequence[Rank], plan: Plan) -> int:
 
 
 def part_of(ready: Ready) -> str:
-    """`layers 0-14, KV heads 0-2` of each group that a rank holds something of."""
+    """`layers 0-14, KV heads 0-2` of each group that a rank holds something of; latents have no
+    heads."""
     return "; ".join(
         f"layers {_span(group.first_layer, group.layers)}, "
-        f"KV heads {_span(group.first_head, group.kv_heads)}"
+        + (
+            "latent KV"
+            if group.kind == "latent"
+            else f"KV heads {_span(group.first_head, group.kv_heads)}"
+        )
         for group in ready.geometry.groups
         if group.layers
     )
