@@ -59,18 +59,17 @@ def write(
     command = "make bench-routing" + (f" ARGS={shlex.quote(said)}" if said else "")
     machine = probe.describe()
     versions = {"python": platform.python_version(), **installed(PROJECT).there}
-    table = (
-        "\n".join((_parts(played), _figures(found), _cells(played)))
-        + f"\n`{command}` on {machine}.\n"
-    )
+    parts = (_parts(played), _figures(found), routers.table(rows) if rows else "", _cells(played))
+    table = "\n".join(part for part in parts if part) + f"\n`{command}` on {machine}.\n"
     build = PROJECT / "build" / "bench"
+    charts = PROJECT / "docs" / "bench" if options.chart else build
     files = {
         build / "bench-routing.json": report.as_json(command, machine, versions, found),
         build / "bench-routing.md": table.encode(),
-        (PROJECT / "docs" / "bench" if options.chart else build) / "routing.svg": drawing(
-            played, options.seed
-        ).encode(),
+        charts / "routing.svg": drawing(played, options.seed).encode(),
     }
+    if rows:
+        files[charts / "routers.svg"] = _hits(rows).encode()
     for path, data in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -82,8 +81,8 @@ def write(
 def drawing(played: Sequence[Played], seed: int) -> str:
     """Mean time to the first token of every policy, a panel for each trace and load."""
     panels: list[tuple[str, dict[str, float]]] = []
-    for trace in TUNED_ON:
-        for place in (EQUAL, EVEN, SKEWED):
+    for trace in WORKLOADS:
+        for place in (EQUAL, EVEN, SKEWED) if trace in TUNED_ON else (EVEN,):
             bars = {
                 one.cell.policy: 1000 * one.whole.mean_ttft_s
                 for one in sorted(played, key=lambda one: one.cell.policy != OURS)
@@ -93,6 +92,23 @@ def drawing(played: Sequence[Played], seed: int) -> str:
                 panels.append((f"{trace}, {place}, ms", bars))
     note = f"16 edges, 8 regions of 4,000 blocks of 512 tokens, status 1 s old, seed {seed}"
     return chart.svg("Mean time to the first token, simulated", note, panels, OURS)
+
+
+def _hits(rows: Sequence[routers.Row]) -> str:
+    """Of every router, a panel for each trace."""
+    panels = [
+        (
+            f"{trace}, second half, %",
+            {
+                row.router.removesuffix(", cache_aware"): 100 * row.tally.hit_of_infinite
+                for row in rows
+                if row.trace == trace
+            },
+        )
+        for trace in dict.fromkeys(row.trace for row in rows)
+    ]
+    note = "8 backends of 4,000 blocks of 512 tokens; the others see every request at once"
+    return chart.svg("Hits against one infinite cache", note, panels, "skerry, 16 edges")
 
 
 def _parts(played: Sequence[Played]) -> str:

@@ -148,8 +148,8 @@ class World:
             decision = self._choose(edge, request, found, now)
             outcome.reason = decision.reason
             self._attempt(outcome, edge, list(decision.candidates[:ATTEMPTS]), decision, now)
-        if requests:
-            self._until(requests[-1].at_s / speed + 600.0)
+        if self._changes:  # what is still to fail may meet what still runs
+            self._until(self._changes[-1][0])
         return Result(self._setup, outcomes, self._names, self._hot_peak)
 
     def _choose(self, edge: Edge, request: Request, key: RouteKey, now: float) -> RouteDecision:

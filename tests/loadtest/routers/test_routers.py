@@ -39,8 +39,9 @@ def test_a_prompt_is_read_as_it_was_written(number: int, tokens: int, blocks: li
 
 @pytest.mark.parametrize("text", ["", "x", "y" * BLOCK_CHARS])
 def test_other_prompts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError) as caught:
         read(text)
+    assert caught.type is ValueError
 
 
 def test_a_backend_reads_reuses_and_tells() -> None:
