@@ -48,16 +48,16 @@ class QueueClient(Protocol):
 def idlest(
     regions: Iterable[RegionView], model: ModelName, allowed: frozenset[RegionName] | None
 ) -> list[RegionName]:
-    """The regions that may take a batch, the one with the least work first."""
+    """The regions that may take a batch, the one with the least work first, those that we have not
+    heard of lately last."""
     able = [
         region
         for region in regions
-        if region.fresh
-        and not region.draining
+        if not region.draining
         and region.serves(model)
         and (allowed is None or region.name in allowed)
     ]
-    able.sort(key=lambda region: (region.broken, region.work_s, region.round_trip_s))
+    able.sort(key=lambda region: (not region.usable, region.work_s, region.round_trip_s))
     return [region.name for region in able]
 
 

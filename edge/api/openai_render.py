@@ -41,6 +41,7 @@ Shown = Delta | Finish | Done
 END = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
+_MARK = "the text"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -69,6 +70,7 @@ class _Choice:
     calls: dict[int, ToolCallDelta] = field(default_factory=dict)
     reason: FinishReason | None = None
     offsets: TextOffsets = field(default_factory=TextOffsets)
+    around: tuple[bytes, bytes] | None = None
 
 
 class _Renderer:
@@ -114,7 +116,10 @@ class ChatRenderer(_Renderer):
                 self._choices[event.choice] = _Choice()
                 parts.append(self._chunk(event.choice, ChatDelta(role="assistant", content="")))
             if isinstance(event, Delta):
-                if event.text or event.logprobs or event.tool_calls:
+                if event.text and not (event.logprobs or event.tool_calls):
+                    before, after = self._around(event.choice)
+                    parts += (before, _encode(event.text), after)
+                elif event.text or event.logprobs or event.tool_calls:
                     delta = ChatDelta(
                         content=UNSET if event.tool_calls and not event.text else event.text,
                         tool_calls=[*map(_call_piece, event.tool_calls)] or UNSET,
@@ -132,6 +137,16 @@ class ChatRenderer(_Renderer):
                 )
                 parts.append(_event(last))
         return b"".join(parts)
+
+    def _around(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a plain chunk: the same for all of a choice,
+        and most of what a stream is."""
+        choice = self._choices[index]
+        if choice.around is None:
+            sample = self._chunk(index, ChatDelta(content=_MARK))
+            before, _, after = sample.rpartition(_encode(_MARK))
+            choice.around = before, after
+        return choice.around
 
     def whole(self, usage: Usage) -> bytes:
         return _encode(

@@ -64,6 +64,8 @@ _ELSEWHERE = {
     "stream_options": "usage is always in the last event",
     "request_id": "it needs ?queueRequest=true",
     "requests": "it needs ?queueRequest=true",
+    "queueRequest": "say ?queueRequest=true",
+    "gateway": "there is no AI Gateway here",
 }
 _OPTIONS: dict[str, tuple[object, ...]] = {
     "queueRequest": (False,),

@@ -12,7 +12,7 @@ import aiohttp
 
 from edge.crew.seat import Seat
 
-PATIENCE_S = 1.0
+PATIENCE_S = 2.0
 
 
 class Siblings(Protocol):

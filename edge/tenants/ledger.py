@@ -12,22 +12,18 @@ itself and is charged whole, since nobody knows what was delivered.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import LimitsUnavailable
+from edge.tenants.lock import KernelLock
 from edge.tenants.meter import DAY_S, MINUTE_S, Fits, Kind, Limit, Meter, Verdict, decide
 
-LOCK_S = 0.5
-"""Longest wait for the lock: a process that was stopped while holding it must not stop us too."""
-_SPINS, _NAP_S = 50, 50e-6
 _VERSION = 1
 _SCHEMA = """
 create table if not exists meters (
@@ -43,11 +39,12 @@ create table if not exists facts (name text primary key, value text) without row
 """
 _COUNT = f"""
 update meters set
-    reserved = reserved + case kind when '{Kind.REQUESTS}' then ?1 else ?3 end,
-    used = used + case kind when '{Kind.REQUESTS}' then ?2 else ?4 end
-where tenant = ?5
-    and ((kind in ('{Kind.REQUESTS}', '{Kind.TOKENS}') and win = ?6)
-        or (kind = '{Kind.DAY}' and win = ?7))
+    reserved = reserved
+        + case kind when '{Kind.REQUESTS}' then :request_reserved else :token_reserved end,
+    used = used + case kind when '{Kind.REQUESTS}' then :request_used else :token_used end
+where tenant = :tenant
+    and ((kind in ('{Kind.REQUESTS}', '{Kind.TOKENS}') and win = :minute)
+        or (kind = '{Kind.DAY}' and win = :day))
 """
 
 
@@ -82,7 +79,7 @@ class Ledger:
         self._owner = owner
         self._lease_s = lease_s
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._lock = path.with_name(f"{path.name}.lock").open("a")
+        self._lock = KernelLock(path.with_name(f"{path.name}.lock"))
         os.close(os.open(path, flags, 0o600))
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("pragma busy_timeout = 500")
@@ -251,7 +248,12 @@ class Ledger:
         requests: tuple[int, int] = (0, 0),
     ) -> None:
         """What is added to (reserved, used)."""
-        self._db.execute(_COUNT, (*requests, *tokens, tenant, minute, day))
+        values = {
+            "request_reserved": requests[0], "request_used": requests[1],
+            "token_reserved": tokens[0], "token_used": tokens[1],
+            "tenant": tenant, "minute": minute, "day": day,
+        }  # fmt: skip
+        self._db.execute(_COUNT, values)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -268,31 +270,8 @@ class Ledger:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        self._take()
-        try:
-            with _named_errors():
-                yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-    def _take(self) -> None:
-        gives_up = time.monotonic() + LOCK_S
-        spins = 0
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > gives_up:
-                    raise LimitsUnavailable(
-                        "the ledger of limits is held by someone else"
-                    ) from None
-                spins += 1
-                if spins < _SPINS:
-                    os.sched_yield()
-                else:
-                    time.sleep(_NAP_S)
-            else:
-                return
+        with self._lock.held(), _named_errors():
+            yield
 
 
 @contextmanager

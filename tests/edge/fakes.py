@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,6 +112,8 @@ class FakeRegion:
     """False: the script writes its own first event."""
     refuses_with: int = 0
     status: RegionStatus | None = None
+    beat_s: float | None = None
+    """How often the same status is told again; None: only what changed."""
     address: str = ""
     more: list[web.RouteDef] = field(default_factory=list)
     """Routes beside those of generations and status."""
@@ -187,7 +189,9 @@ class FakeRegion:
             self._changed.clear()
             status = self.status or status_of(self.name)
             await response.write(encode_frame(status))
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.beat_s):
+                    await self._changed.wait()
 
 
 def world_of(

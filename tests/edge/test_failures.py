@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from core.config import Topology
 from core.events import Accepted, Done, Event
-from core.types import NodeName
+from core.types import GenerateRequest, NodeName
 from tests.edge.fakes import (
     END,
     USAGE,
@@ -305,6 +306,38 @@ async def test_simulated_round_trips(tmp_path: Path) -> None:
                 took[name] = asyncio.get_running_loop().time() - begun
     assert took["here"] >= 0.010
     assert took["there"] >= 0.090
+
+
+async def test_a_caller_who_reads_slowly_makes_the_region_wait(tmp_path: Path) -> None:
+    """Nothing piles up on the way: what is written and not read is what buffers hold."""
+    written = 0
+
+    def script(_: GenerateRequest) -> Iterator[Event]:
+        nonlocal written
+        for number in range(1000):
+            written += 1
+            yield delta("x" * 100_000, number)
+        yield from END
+
+    eu = FakeRegion("eu", script=script)
+    async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge:
+        host, port = edge.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = json.dumps(chat(stream=True)).encode()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
+            % (len(body), body)
+        )
+        before = -1
+        async with asyncio.timeout(20):
+            while written != before or not written:  # until it stands still
+                before = written
+                await asyncio.sleep(0.3)
+        assert written < 200  # of a thousand: 20 MB, nearly all of it in the kernel's buffers
+        async with asyncio.timeout(20):
+            while written < before + 100:  # and goes on when it is read
+                assert await reader.read(1 << 20)
+        writer.transport.abort()
 
 
 async def test_a_caller_who_never_reads_frees_the_region(

@@ -275,8 +275,8 @@ def test_the_idlest_region_that_may() -> None:
         view("stale", fresh=False),
         view("leaving", draining=True),
     ]
-    assert idlest(world, tiny, None) == ["near", "idle", "busy", "broken"]
+    assert idlest(world, tiny, None) == ["near", "idle", "busy", "broken", "stale"]
     only = frozenset({RegionName("busy"), RegionName("stale")})
-    assert idlest(world, tiny, only) == ["busy"]
+    assert idlest(world, tiny, only) == ["busy", "stale"]
     assert idlest(world, ModelName("other"), None) == []
     assert idlest(world, tiny, frozenset()) == []

@@ -16,7 +16,7 @@ import pytest
 
 from core.config_tenants import Tenant
 from core.errors import LimitsUnavailable
-from edge.tenants import ledger as ledger_module
+from edge.tenants import lock
 from edge.tenants.ledger import Ask, Ledger
 from edge.tenants.meter import Fits, Kind, Short, TooLarge, TooMany, limits_of
 
@@ -199,7 +199,7 @@ def test_old_windows_go(tmp_path: Path) -> None:
 def test_a_stopped_holder_of_the_lock_does_not_stop_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_module, "LOCK_S", 0.02)
+    monkeypatch.setattr(lock, "LOCK_S", 0.02)
     with opened(tmp_path, "stopped") as stopped, opened(tmp_path, "other") as other:
         with stopped._held(), pytest.raises(LimitsUnavailable):
             other.reserve(ask(), NOW)
