@@ -66,11 +66,13 @@ class Worker:
     async def run(self) -> None:
         """Until cancelled; then what runs is queued again, and that is on disk."""
         loop = asyncio.get_running_loop()
-        sweep_at = loop.time()
+        sweep_at, recovered = loop.time(), False
         try:
-            await self._kept.recover()
             while True:
                 try:
+                    if not recovered:
+                        await self._kept.recover()
+                        recovered = True
                     if loop.time() >= sweep_at:
                         sweep_at = loop.time() + SWEEP_S
                         await self._kept.sweep()
