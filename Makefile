@@ -35,7 +35,8 @@ bench-text: ## time per token with a JSON Schema against without, sixteen answer
 
 bench-kernels: ## the Triton kernels beside the card's own copy and matmul rates; needs a GPU
 	@$(PY) -m deploy.setup_env
-	@$(PYTHON) -m kernels.bench_triton $(ARGS)
+	@$(PYTHON) -m kernels.bench_triton $(ARGS); kernels=$$?; \
+	$(PYTHON) -m core.engine.gpu.bench && exit $$kernels
 
 bench-routing: ## routing judged on public traces in virtual time, beside four other policies
 	@$(PY) -m deploy.setup_env

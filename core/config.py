@@ -233,9 +233,10 @@ class World:
     state: Path
 
     def secret(self, which: str) -> bytes:
-        """The secret named `which` of `[secrets]`; a missing file is made, readable by us only."""
+        """The secret named `which` of `[secrets]`; a missing file is made, readable by us only, but
+        for Redis's, which Redis knows already."""
         reference: str = getattr(self.topology.secrets, which)
-        return read_secret(which, reference, self.state)
+        return read_secret(which, reference, self.state, make=which != "redis")
 
     def model_source(self, name: str) -> str:
         """`source` of a model, with a relative path made absolute."""

@@ -22,10 +22,13 @@ def split_reference(which: str, reference: str) -> tuple[str, str]:
     return kind, rest
 
 
-def read_secret(which: str, reference: str, state: Path) -> bytes:
-    """The secret that `reference` stands for. Raises ConfigError."""
+def read_secret(which: str, reference: str, state: Path, *, make: bool = True) -> bytes:
+    """The secret that `reference` stands for; a file that is missing is made, or an error where
+    somebody else has to know the secret too (`make` False). Raises ConfigError."""
     kind, rest = split_reference(which, reference)
     if kind == "file":
+        if not make and not (state / rest).exists():
+            raise ConfigError(f"secret {which!r}: {state / rest} does not exist")
         return _from_file(state / rest)
     if rest not in os.environ:
         raise ConfigError(f"secret {which!r}: environment variable {rest} is not set")

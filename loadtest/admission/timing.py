@@ -1,8 +1,9 @@
-"""What admission adds to one request, in the process that serves it: key, reservation, settlement
-and usage record, from a ledger that other processes use at the same time.
+"""What the guard adds to one request, in the process that serves it, with a ledger that other
+processes use at the same time: before work (key, tenant, reservation), and until the last event
+(the prompt's true count, usage record, settlement).
 
 `python -m loadtest.admission.timing FOLDER REQUESTS` is one of those processes; it prints the
-milliseconds of each request as one line of JSON.
+milliseconds of both for each request as one line of JSON.
 """
 
 from __future__ import annotations
@@ -56,21 +57,28 @@ _BATCH = Batch(
 )
 
 
-def measure(folder: Path, *, processes: int, requests: int) -> list[float]:
-    """Milliseconds that each of `requests` took in each of `processes`."""
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """Milliseconds of one request."""
+
+    before_ms: float
+    after_ms: float
+
+
+def measure(folder: Path, *, processes: int, requests: int) -> list[Taken]:
+    """Of each of `requests` in each of `processes`."""
     command = [sys.executable, "-m", "loadtest.admission.timing", str(folder), str(requests)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(processes)
     ]
-    taken: list[float] = []
+    taken: list[Taken] = []
     for process in running:
         said, _ = process.communicate()
-        taken += msgspec.json.decode(said, type=list[float])
+        taken += msgspec.json.decode(said, type=list[Taken])
     return taken
 
 
-async def one_process(folder: Path, requests: int) -> list[float]:
+async def one_process(folder: Path, requests: int) -> list[Taken]:
     topology = parse(_WORLD)
     key, record = new_key("acme", now=0)
     book = KeyBook([record, *(new_key("acme", now=0)[1] for _ in range(1000))])
@@ -79,7 +87,7 @@ async def one_process(folder: Path, requests: int) -> list[float]:
     me = str(os.getpid())
     ledger = Ledger(folder / "budgets.sqlite", owner=me, lease_s=20.0)
     usage = UsageWriter(folder / "usage", me)
-    taken: list[float] = []
+    taken: list[Taken] = []
     async with asyncio.TaskGroup() as tasks:
         pool = Pool(ledger, None, when_lost="refuse", tasks=tasks, clock=time.time)
         budgets = Budgets(pool=pool, settings=Settings(), usage=usage, edge="here")
@@ -92,9 +100,11 @@ async def one_process(folder: Path, requests: int) -> list[float]:
             caller = door.authenticate(headers)
             async with budgets.tab(caller, caller.bind(request), "chat") as tab:
                 tab.headers()
+                let_in = time.perf_counter()
                 tab.see(_BATCH)
                 tab.finish(_DONE)
-            taken.append((time.perf_counter() - began) * 1000)
+            ended = time.perf_counter()
+            taken.append(Taken((let_in - began) * 1000, (ended - let_in) * 1000))
             await asyncio.sleep(PACE_S)
     ledger.close()
     usage.close()

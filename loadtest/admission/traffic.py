@@ -7,7 +7,7 @@ import random
 import signal
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -143,13 +143,12 @@ def _kill(process: psutil.Process) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-def _counted(edge: Edge) -> Iterator[tuple[int, int]]:
+def _counted(edge: Edge) -> list[tuple[int, int]]:
     """(window, tokens used and reserved) of the tight tenant."""
     path = edge.state / "budgets.sqlite"
     if not path.exists():
-        return
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as ledger:
-        yield from ledger.execute(
+        return []
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+        return ledger.execute(
             "select win, used + reserved from meters where tenant = ? and kind = 'tokens'", (TIGHT,)
         ).fetchall()
-    ledger.close()

@@ -24,13 +24,17 @@ from loadtest.bench.cast import Setting
 from loadtest.bench.figures import Figure
 from loadtest.bench.timing import median, steady
 from loadtest.bench.workers import ContestantFailed, Worker
-from loadtest.bench.workload import Request, batch
+from loadtest.bench.workload import Request, prompt
 
 PROJECT = Path(__file__).parents[2]
 BATCH = 16
 FREE, HELD = "free", "with a schema"
 _PLAY_S = 300.0
 _DECODE, _FIRST = "decode 16", "first token"
+
+
+PROMPT, TOKENS = 32, 128
+"""Short prompts, so that all are read long before the first answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,10 @@ def schema(row: int) -> str:
         "additionalProperties": False,
     }
     return json.dumps({"type": "array", "items": line, "minItems": 500})
+
+
+def batch(random: Random, size: int, vocabulary: int) -> list[Request]:
+    return [Request(0.0, prompt(random, PROMPT, vocabulary), TOKENS) for _ in range(size)]
 
 
 def held(requests: Sequence[Request]) -> list[Held]:
@@ -143,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             samples = measure(worker, rounds=options.rounds, seed=options.seed)
         finally:
             worker.close()
-    except ContestantFailed as error:
+    except (ContestantFailed, ValueError) as error:
         sys.stderr.write(f"bench-text: {error}\n")
         return 2
     measured = figures(samples)
@@ -158,10 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = probe.describe()
     table = report.markdown(command, machine, versions, measured, samples)
     setting.build.mkdir(parents=True, exist_ok=True)
-    (setting.build / "bench-text.json").write_bytes(
-        report.as_json(command, machine, versions, measured)
-    )
-    (setting.build / "bench-text.md").write_text(table, encoding="utf-8")
+    (setting.build / "text.json").write_bytes(report.as_json(command, machine, versions, measured))
+    (setting.build / "text.md").write_text(table, encoding="utf-8")
     say("\n" + table)
     return 1 if any(figure.fails for figure in measured) else 0
 

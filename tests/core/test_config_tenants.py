@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
-from core.config import Topology, parse
+from core.config import Topology, World, parse
 from core.errors import ConfigError
 from core.types import RegionName
 from deploy.toml_write import dump
@@ -112,3 +113,14 @@ def test_nobody_comes_in_from_a_network_without_a_key() -> None:
         parse(trusted, name="t")
     closed = trusted.replace('anonymous = "until-keys"', 'anonymous = "never"')
     assert parse(closed).edges[0].listen == "0.0.0.0:8787"
+
+
+def test_redis_has_its_password_already(tmp_path: Path) -> None:
+    topology = parse(GOOD + '[secrets]\nredis = "file:redis.secret"\n')
+    world = World(topology=topology, path=tmp_path / "t.toml", state=tmp_path)
+    with pytest.raises(ConfigError, match=r"redis\.secret does not exist"):
+        world.secret("redis")
+    (tmp_path / "redis.secret").write_text("a-password-for-tests\n")
+    assert world.secret("redis") == b"a-password-for-tests"
+    with pytest.raises(ConfigError, match="neither file:PATH nor env:NAME"):
+        parse(GOOD + '[secrets]\nredis = "hunter2"\n')

@@ -147,7 +147,9 @@ def test_a_plain_chunk_is_what_the_encoder_would_write() -> None:
         plain = json.loads(line.removeprefix("data: "))
         one = TokenLogprob(token="x", utf8=b"x", logprob=0.0)
         [line] = (
-            renderer.stream([Delta(choice=2, text=text, logprobs=(one,))]).decode().splitlines()[::2]
+            renderer.stream([Delta(choice=2, text=text, logprobs=(one,))])
+            .decode()
+            .splitlines()[::2]
         )
         encoded = json.loads(line.removeprefix("data: "))
         encoded["choices"][0]["logprobs"] = None

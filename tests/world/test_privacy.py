@@ -10,6 +10,7 @@ import json
 import resource
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.world
 
 CANARY = "quetzal-7351-marzipan"
 RUN = "/client/v4/accounts/local/ai/run/"
+BACK_S = 60.0
+"""For what was killed, on a machine that has other things to do."""
 SAID = [{"role": "user", "content": f"My secret is {CANARY}."}]
 
 
@@ -95,20 +98,21 @@ def send_all(edge: str) -> set[int]:
     return statuses
 
 
-def crash_while_answering(world: LocalWorld, edge: str, region: str) -> None:
+def crash_while_answering(world: LocalWorld, edge: str) -> None:
     """A rank aborts and a router is killed, each in the middle of an answer; a caller leaves."""
     body = completion(f"{CANARY} crashing " * 300)
-    for number, name in ((signal.SIGABRT, f"{region}-decode"), (signal.SIGKILL, region)):
+    for number, rank in ((signal.SIGABRT, True), (signal.SIGKILL, False)):
         with streaming(edge, body) as response:
             lines = lines_of(response)
             next(lines)
-            process = psutil.Process(world.pid(name))
-            for victim in process.children() or [process]:
+            region = response.headers["x-skerry-region"]
+            process = psutil.Process(world.pid(f"{region}-decode" if rank else region))
+            for victim in process.children() if rank else [process]:
                 assert victim.rlimit(psutil.RLIMIT_CORE)[0] == 0
                 victim.send_signal(number)
             for _ in lines:
                 pass
-        assert until(lambda: alive(world, region))
+        assert until(partial(alive, world, region), BACK_S)
     with streaming(edge, body) as response:
         next(lines_of(response))
 
@@ -132,7 +136,7 @@ def test_the_canary_is_in_answers_alone(tmp_path: Path) -> None:
         ) as world:
             for edge in world.edges.values():
                 assert send_all(edge) >= {200, 400, 404, 413}
-            crash_while_answering(world, world.edges["ams"], "eu")
+            crash_while_answering(world, world.edges["ams"])
             pages |= pages_of(world)
             folders = {Path(psutil.Process(world.pid(one)).cwd()) for one in ("ams", "eu-decode")}
     finally:
@@ -148,4 +152,6 @@ def test_the_canary_is_in_answers_alone(tmp_path: Path) -> None:
     assert any(path.name.endswith(".sqlite") for path in files)
     assert b"skerry_edge_requests_total" in pages["ams/metrics"]
     records = UsageReader().read(state / "usage")
-    assert {one.outcome for one in records} >= {"ok", "cancelled", "node_lost"}
+    outcomes = {one.outcome for one in records}
+    assert outcomes >= {"ok", "cancelled"}
+    assert outcomes & {"node_lost", "incomplete_stream", "region_unavailable"}, outcomes

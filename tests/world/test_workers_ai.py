@@ -101,3 +101,20 @@ def test_a_batch_outlives_its_router_and_its_edge(world: LocalWorld) -> None:
     file = world.world.state / f"queue-{region}.sqlite"
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     assert b"boats come home" in file.read_bytes()  # the answers, which say the same
+
+
+@pytest.mark.soak
+def test_a_long_queue_under_kills(world: LocalWorld) -> None:
+    """Three kills of the router and two of a node, 300 requests: every answer, each whole."""
+    prompts = [f"{number} " + "nets are mended. " * 12 for number in range(300)]
+    with WorkersAI(world.edges["ams"]) as ai:
+        name = ai.queue(MODEL, *({"prompt": one, "raw": True, "temperature": 0, "max_tokens": 300}
+                                 for one in prompts))  # fmt: skip
+        region = name.partition(".")[0]
+        for victim in (region, f"{region}-decode", region, f"{region}-prefill", region):
+            assert until(lambda: ai.poll(MODEL, name).get("status") == "running")
+            world.kill(victim)
+            assert until(lambda: alive(world, region))
+        result = ai.wait(MODEL, name, 300.0)
+        assert [one["result"]["response"] for one in result["responses"]] == prompts
+    assert until(functools.partial(forgotten, world, region), 5.0)
