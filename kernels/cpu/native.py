@@ -230,9 +230,7 @@ class NativeLayers:
         model = ctypes.byref(self._model)
         nbytes = ops.library.skerry_layers_bytes(model, tokens, ops.threads)
         memory = ops.scratch.take(nbytes)
-        lost = ops.library.skerry_layers(
-            model, rows, residual.data_ptr(), memory, ops.crew.begin()
-        )
+        lost = ops.library.skerry_layers(model, rows, residual.data_ptr(), memory, ops.crew.begin())
         ops.crew.end(lost)
         return residual
 
