@@ -6,11 +6,14 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
 from core.engine import sampler, sampler_split
+from core.engine.allowed import Allowed, Scratch
 from core.engine.plan import History, SampleSpec
 from core.engine.sampler import Sampled
 from core.engine.sampler_split import Vocabulary
@@ -28,8 +31,16 @@ def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
     found.close()
 
 
+Bits = npt.NDArray[np.uint8]
+
+
+def held(bits: dict[int, Bits], vocabulary: int) -> dict[int, Allowed]:
+    """With memory of its own for each rank: here they are threads."""
+    return {place: Allowed(one, Scratch(vocabulary)) for place, one in bits.items()}
+
+
 def spread(
-    crowd: Crowd, logits: Tensor, specs: list[SampleSpec], forbidden: dict[int, Tensor]
+    crowd: Crowd, logits: Tensor, specs: list[SampleSpec], bits: dict[int, Bits]
 ) -> list[Sampled | None]:
     shards = split(logits.shape[1], len(crowd.groups))
     found = crowd.each(
@@ -37,7 +48,7 @@ def spread(
             logits[:, shards[group.rank].start : shards[group.rank].stop].clone(),
             specs,
             Vocabulary(shards, group),
-            forbidden,
+            held(bits, logits.shape[1]),
         )
     )
     assert all(one == found[0] for one in found), "every rank comes to the same"
@@ -48,10 +59,10 @@ def agree(
     crowd: Crowd,
     logits: Tensor,
     specs: list[SampleSpec],
-    forbidden: dict[int, Tensor] | None = None,
+    bits: dict[int, Bits] | None = None,
 ) -> list[Sampled | None]:
-    whole = sampler.sample(logits.clone(), specs, forbidden or {})
-    found = spread(crowd, logits, specs, forbidden or {})
+    whole = sampler.sample(logits.clone(), specs, held(bits or {}, logits.shape[1]))
+    found = spread(crowd, logits, specs, bits or {})
     for one, other in zip(found, whole, strict=True):
         if one is None or other is None:
             assert one is other
@@ -115,9 +126,9 @@ def test_what_shapes_a_row_reaches_every_rank(crowd: Crowd) -> None:
     ]
     logits = flat(6, 300, 2.0)
     logits[2, 200] = 99.0
-    masks = {5: torch.full((300,), -torch.inf)}
-    masks[5][123] = torch.inf
-    found = agree(crowd, logits, specs, masks)
+    only = np.zeros(320, dtype=np.uint8)
+    only[123] = 1
+    found = agree(crowd, logits, specs, {5: np.packbits(only, bitorder="little")})
     assert [one and one.token_id for one in found[:2]] == [299, 299]
     assert found[2] is not None
     assert found[2].token_id != 200
