@@ -23,7 +23,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "core": ABOVE,
     "core/text": ("core.engine", "core.kv", "kernels", "grpc", *HEAVY),
     "core/models": ("core.engine", "grpc", "core.text"),
-    "edge": (*HEAVY, *ENGINE, "core.text", "grpc", "tokenizers", "jinja2", "regional", "deploy",
+    "edge": (*HEAVY, *ENGINE, "core.text", "grpc", "tokenizers", "jinja2", "llguidance", "regional", "deploy",
              "loadtest"),
     "regional": (*HEAVY, "kernels", "edge", "deploy", "loadtest"),
     "deploy": ("loadtest", "torch", "grpc"),

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from deploy.launcher import LocalWorld
 from tests.world.scripted import ask
-from tests.world.test_real_model import CHAT, chat
+from tests.world.test_real_model import CHAT, HANDBOOK, chat
 
 pytestmark = [pytest.mark.world, pytest.mark.model]
 
@@ -88,10 +88,14 @@ def form(schema: object) -> dict[str, object]:
 
 
 def test_a_schema_holds_split_cached_and_in_company(real: LocalWorld) -> None:
+    # A handbook of its own: nobody may have read it before.
+    turns = [
+        {"role": "system", "content": "For the crew. " + HANDBOOK},
+        {"role": "user", "content": "Which rule names the cook? As JSON."},
+    ]
     body = chat(
-        "Which rule names the cook? As JSON.",
-        response_format=form(LIST), seed=3, temperature=1.3, max_tokens=60,
-    )  # fmt: skip
+        "", messages=turns, response_format=form(LIST), seed=3, temperature=1.3, max_tokens=60
+    )
     cold = ask(real.edges["nyc"], body, CHAT)
     assert cold.facts["kv_bytes"] > 0, "the prompt was read by another node"
     others = [chat("Tell me of boats.", temperature=1.0, seed=n) for n in range(3)]
