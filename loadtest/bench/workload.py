@@ -29,7 +29,7 @@ class Mix:
     """Requests that arrive by Poisson, faster than they can be served, so that a queue forms."""
 
     count: int = 64
-    per_second: float = 4.0
+    per_second: float = 8.0
     prompts: tuple[int, int] = (64, 1024)
     answers: tuple[int, int] = (16, 128)
 
