@@ -86,9 +86,13 @@ class Sequence:
     @property
     def needs_history(self) -> bool:
         """What is sampled depends on what was generated, beyond the model itself."""
+        return bool(self.spec.grammar) or self._penalised
+
+    @property
+    def _penalised(self) -> bool:
         spec = self.spec
         penalties = (spec.repetition_penalty, spec.presence_penalty, spec.frequency_penalty)
-        return bool(spec.grammar) or penalties != (1, 0, 0)
+        return penalties != (1, 0, 0)
 
     @property
     def remaining(self) -> int:
@@ -142,7 +146,10 @@ class Sequence:
         if not self.needs_history:
             return None
         self._ids.extend(self.tokens[len(self._ids) :])
-        return History(self._ids.tobytes(), len(self.spec.token_ids))
+        prompt = len(self.spec.token_ids)
+        if not self._penalised:  # a grammar looks at the answer alone
+            return History(self._ids[prompt:].tobytes(), 0)
+        return History(self._ids.tobytes(), prompt)
 
     def finish(self) -> FinishReason | None:
         """Why no further token may be generated, if so."""
