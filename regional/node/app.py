@@ -73,7 +73,12 @@ def run_node(world: World, name: str) -> int:
         secret=world.secret("region"),
         source=resolve_source(world.model_source(node.model)),
         router=region.grpc,
-        hosts=hosts_of(node, os.environ, world.secret("region")),
+        hosts=hosts_of(
+            node,
+            os.environ,
+            world.secret("region"),
+            trusted=world.topology.routing.network_trusted,
+        ),
     )
     return asyncio.run(serve(setup))
 

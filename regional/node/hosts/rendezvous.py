@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
+from core.address import is_loopback
 from core.config import Node
 from core.errors import ConfigError
 from core.parallel import ONE_HOST, Hosts
@@ -18,8 +19,9 @@ _LAST_PORT = 65534
 """The one above it is used as well."""
 
 
-def hosts_of(node: Node, environment: Mapping[str, str], secret: bytes) -> Hosts:
-    """One host unless the environment names several. `secret`: the region's. Raises ConfigError."""
+def hosts_of(node: Node, environment: Mapping[str, str], secret: bytes, *, trusted: bool) -> Hosts:
+    """One host unless the environment names several. `secret`: the region's; `trusted`: hidden
+    states, KV and control may cross the network in plaintext. Raises ConfigError."""
     count = _number(environment, "WORLD_SIZE", 1, at_least=1)
     if count == 1 or node.parallel.ranks == 1:
         return ONE_HOST
@@ -34,6 +36,11 @@ def hosts_of(node: Node, environment: Mapping[str, str], secret: bytes) -> Hosts
         raise ConfigError(
             f"WORLD_SIZE is {count}: MASTER_ADDR must name the first host, MASTER_PORT a port of it"
             f" below {_LAST_PORT + 1}, RANK one of 0 to {count - 1}"
+        )
+    if not (trusted or is_loopback(hosts.address)):
+        raise ConfigError(
+            f"the ranks of node {node.name!r} would talk to {hosts.address} in plaintext; set"
+            " routing.network_trusted = true where the network keeps others out"
         )
     _check(node, hosts)
     return hosts

@@ -18,11 +18,14 @@ def node(plan: Plan, role: Role = Role.DECODE) -> Node:
 
 
 def test_two_hosts_share_the_ranks() -> None:
-    hosts = hosts_of(node(Plan(tp=2, pp=2)), TWO, b"secret")
+    hosts = hosts_of(node(Plan(tp=2, pp=2)), TWO, b"secret", trusted=True)
     assert (hosts.index, hosts.count, hosts.address, hosts.port) == (1, 2, "10.0.0.1", 29500)
     assert list(hosts.ranks(Plan(tp=2, pp=2))) == [2, 3]
-    assert hosts.secret == hosts_of(node(Plan(pp=2)), TWO | {"RANK": "0"}, b"secret").secret
-    assert hosts.secret != hosts_of(node(Plan(pp=2)), TWO, b"another").secret
+    assert (
+        hosts.secret
+        == hosts_of(node(Plan(pp=2)), TWO | {"RANK": "0"}, b"secret", trusted=True).secret
+    )
+    assert hosts.secret != hosts_of(node(Plan(pp=2)), TWO, b"another", trusted=True).secret
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_two_hosts_share_the_ranks() -> None:
     ids=["no variables", "a world of one", "one rank, whatever a launcher has set"],
 )
 def test_one_host_otherwise(plan: Plan, environment: dict[str, str]) -> None:
-    assert hosts_of(node(plan), environment, b"s") is ONE_HOST
+    assert hosts_of(node(plan), environment, b"s", trusted=True) is ONE_HOST
 
 
 @pytest.mark.parametrize(
@@ -48,9 +51,16 @@ def test_one_host_otherwise(plan: Plan, environment: dict[str, str]) -> None:
 )
 def test_what_does_not_fit_is_refused(plan: Plan, changes: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        hosts_of(node(plan), TWO | changes, b"s")
+        hosts_of(node(plan), TWO | changes, b"s", trusted=True)
 
 
 def test_a_prefill_node_stays_on_one_host() -> None:
     with pytest.raises(ConfigError, match="one prefill node for each host"):
-        hosts_of(node(Plan(pp=2), Role.PREFILL), TWO, b"s")
+        hosts_of(node(Plan(pp=2), Role.PREFILL), TWO, b"s", trusted=True)
+
+
+def test_plaintext_over_a_network_must_be_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1 in plaintext.*network_trusted"):
+        hosts_of(node(Plan(pp=2)), TWO, b"s", trusted=False)
+    here = TWO | {"MASTER_ADDR": "127.0.0.1"}
+    assert hosts_of(node(Plan(pp=2)), here, b"s", trusted=False).count == 2
