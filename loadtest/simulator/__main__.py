@@ -131,7 +131,8 @@ def _parts(played: Sequence[Played]) -> str:
                 judge.best_rival(by_cell, trace, place, part),
             )
             told.append(f"{part(mine).mean_ttft_s / best[1]:.3f}" if mine and best else "")
-        lines.append(f"| {name} | {' | '.join(told)} |")
+        if any(told):
+            lines.append(f"| {name} | {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 
 

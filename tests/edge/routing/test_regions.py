@@ -74,6 +74,33 @@ async def test_freshness_epochs_and_cuts(tmp_path: Path) -> None:
         reader.cancel()
 
 
+async def test_round_trips_are_measured_not_only_written_down(tmp_path: Path) -> None:
+    """The topology's figure until the first measurement; a failed one changes nothing."""
+
+    class _Far(_Told):
+        trips = iter((0.25, 0.2, None, 0.3))
+
+        async def ping(self) -> float:
+            trip = next(self.trips)
+            if trip is None:
+                raise RegionUnavailable("no answer")
+            return trip
+
+    eu = _Far("eu")
+    topology = world_of(tmp_path, FakeRegion("eu", address="127.0.0.1:1")).topology
+    regions = Regions(topology, topology.edge("here"), {RegionName("eu"): eu})
+    assert regions.view()[0].round_trip_s == 0.01
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(regions.run())
+        seen: list[float] = []
+        async with asyncio.timeout(5):
+            while 0.2 not in seen:
+                await asyncio.sleep(0.005)
+                seen.append(regions.view()[0].round_trip_s)
+        reader.cancel()
+    assert set(seen) - {0.01} == {0.25, 0.2}
+
+
 async def test_a_secret_that_does_not_fit_keeps_a_region_suspect(tmp_path: Path) -> None:
     async with FakeRegion("eu").serving() as eu:
         world = world_of(tmp_path, eu)

@@ -45,7 +45,7 @@ def test_other_prompts_are_refused(text: str) -> None:
 
 
 def test_a_backend_reads_reuses_and_tells() -> None:
-    async def test() -> None:
+    async def scene() -> None:
         clock = Clock(SPEED)
         async with doubles(2, blocks=8, tokens_per_s=5120.0, clock=clock) as backends:
             one, other = backends
@@ -67,16 +67,16 @@ def test_a_backend_reads_reuses_and_tells() -> None:
         assert tally.busiest == 1.0
         assert tally.mean_ttft_s >= (0.2 + 0.1 + 0.1) / 3
 
-    asyncio.run(test())
+    asyncio.run(scene())
 
 
 def test_what_no_backend_saw_is_not_answered() -> None:
-    async def test() -> Tally:
+    async def scene() -> Tally:
         clock = Clock(SPEED)
         async with doubles(1, blocks=8, tokens_per_s=5120.0, clock=clock) as [one]:
             return await replay([_request(0.0, "b")], "http://127.0.0.1:1", [one], clock)
 
-    tally = asyncio.run(test())
+    tally = asyncio.run(scene())
     assert (tally.sent, tally.answered) == (1, 0)
 
 
@@ -104,13 +104,13 @@ def test_a_router_that_does_not_start_is_said(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho no\nexit 3\n")
     program.chmod(0o755)
 
-    async def test() -> None:
+    async def scene() -> None:
         started = peers.running("vllm-router, cache_aware", tmp_path, [], 1.0, tmp_path / "log")
         with pytest.raises(peers.RouterFailed, match="status 3"):
             async with started:
                 pytest.fail("it cannot be ready")
 
-    asyncio.run(test())
+    asyncio.run(scene())
     assert (tmp_path / "log").read_text() == "no\n"
 
 
