@@ -139,19 +139,19 @@ def test_legacy_choices_and_their_logprobs() -> None:  # B05
 
 def test_a_plain_chunk_is_what_the_encoder_would_write() -> None:
     """Its surroundings are written once for all pieces of a choice."""
-    model = 'mo"del the text'
+    renderer = ChatRenderer(request_id="r", model='mo"del the text', created=7, include_usage=True)
+    renderer.stream([Delta(choice=2, text="before")])
+
+    def chunk(delta: Delta) -> dict[str, Any]:
+        [line, rest] = renderer.stream([delta]).decode().split("\n\n")
+        assert rest == ""
+        found: dict[str, Any] = json.loads(line.removeprefix("data: "))
+        return found
+
+    one = TokenLogprob(token="x", utf8=b"x", logprob=0.0)
     for text in ("a", '"quoted" \\', "\n\t\u2028", "é🦙", "the text", "}]}"):
-        renderer = ChatRenderer(request_id="r", model=model, created=7, include_usage=True)
-        renderer.stream([Delta(choice=2, text="before")])
-        [line] = renderer.stream([Delta(choice=2, text=text)]).decode().splitlines()[::2]
-        plain = json.loads(line.removeprefix("data: "))
-        one = TokenLogprob(token="x", utf8=b"x", logprob=0.0)
-        [line] = (
-            renderer.stream([Delta(choice=2, text=text, logprobs=(one,))])
-            .decode()
-            .splitlines()[::2]
-        )
-        encoded = json.loads(line.removeprefix("data: "))
+        plain = chunk(Delta(choice=2, text=text))
+        encoded = chunk(Delta(choice=2, text=text, logprobs=(one,)))
         encoded["choices"][0]["logprobs"] = None
         assert plain == encoded
         assert plain["choices"][0]["delta"] == {"content": text}
