@@ -127,7 +127,7 @@ def kv_slice(numbers: ModelNumbers, plan: Plan, tp_rank: int) -> tuple[int, int]
 def _complaints(plan: Plan, numbers: ModelNumbers | None) -> Iterator[str]:
     if plan.stage_ranks % plan.ep:
         yield (
-            f"ep {plan.ep} does not divide the {plan.stage_ranks} ranks of a stage"
+            f"ep {plan.ep} does not divide the ranks of a stage, which are {plan.stage_ranks}"
             f" (tp {plan.tp} × dp_attention {plan.dp_attention})"
         )
     if numbers is None:

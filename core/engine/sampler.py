@@ -81,6 +81,9 @@ def sample(
     """
     if not specs:
         return []
+    unreported = {row for row in allowed if specs[row].logprobs is None}
+    for row in unreported:  # at once, so that one look at all rows finds their best
+        allowed[row].hold(logits[row])
     best, best_ids = (both.tolist() for both in logits.max(-1))
     sound = [-torch.inf < value < torch.inf for value in best]  # NaN is neither
     raw = {
@@ -89,8 +92,9 @@ def sample(
         if sound[row] and spec.logprobs is not None
     }
     for row, spec in enumerate(specs):
-        if sound[row] and (row in allowed or shapes(spec)):
-            shape(logits[row], spec, allowed=allowed.get(row))
+        held = None if row in unreported else allowed.get(row)
+        if sound[row] and (held is not None or shapes(spec)):
+            shape(logits[row], spec, allowed=held)
             value, index = logits[row].max(-1)
             best[row], best_ids[row] = float(value), int(index)
             sound[row] = -torch.inf < best[row] < torch.inf

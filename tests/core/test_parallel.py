@@ -47,7 +47,11 @@ def test_a_split_beyond_the_kv_heads_copies_them_or_is_refused() -> None:
     [
         (Plan(pp=31), SMOLLM2, "pp 31 is more than the 30 layers"),
         (Plan(tp=3, ep=3), SMOLLM2, "ep 3 needs experts, and the model has none"),
-        (Plan(tp=3, ep=2), None, "ep 2 does not divide the 3 ranks of a stage (tp 3 × dp_"),
+        (
+            Plan(tp=3, ep=2),
+            None,
+            "ep 2 does not divide the ranks of a stage, which are 3 (tp 3 × dp_",
+        ),
         (Plan(tp=3, ep=3), replace(SMOLLM2, experts=8), "ep 3 does not divide 8 experts"),
         (Plan(tp=3), replace(SMOLLM2, intermediate=2), "tp 3 is more than the 2 columns"),
         (Plan(tp=6), replace(SMOLLM2, heads=12, kv_heads=4), "these do: 1, 2, 4, 12"),
