@@ -88,8 +88,9 @@ def tensor_parallel(setting: Setting) -> Sent:
 
 
 def pipeline(setting: Setting) -> tuple[Sent, list[Span]]:
-    """Two stages that write sixteen answers: as many micro-batches in flight as stages."""
-    prompts = [tuple(range(100 + 30 * n, 116 + 30 * n)) for n in range(16)]
+    """Two stages that write 32 answers, as many as a node takes unless it is told otherwise: as
+    many micro-batches in flight as stages."""
+    prompts = [tuple(range(100 + 20 * n, 116 + 20 * n)) for n in range(32)]
     spans: list[Span] = []
     with engine(setting, setting.model, "--pp", "2") as worker:
         play(worker, [WARM_UP], 2)
