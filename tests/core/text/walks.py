@@ -44,10 +44,10 @@ def walk(tokens: LLTokenizer, grammar: str, seed: int, *, most: int = 400) -> st
     return None
 
 
-def spell(tokens: LLTokenizer, grammar: str, text: str) -> tuple[bool, int]:
-    """Does the grammar take `text` whole? And how many of its bytes may come."""
+def spell(tokens: LLTokenizer, grammar: str, text: str | list[int]) -> tuple[bool, int]:
+    """Does the grammar take `text` whole, byte by byte or id by id? And how much of it."""
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
     assert not matcher.is_error(), matcher.get_error()
-    data = list(text.encode())
+    data = list(text.encode()) if isinstance(text, str) else text
     taken = matcher.try_consume_tokens(data)
     return taken == len(data) and matcher.is_accepting(), taken
