@@ -18,15 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask
 
 from core.engine.allowed import Allowed, Scratch
 from core.engine.plan import Row, SampleSpec, SequenceId
 from core.errors import RequestError
-from core.text.grammar import limits
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 LONG_S = 0.004
 """Masks of a step that took longer than this, of one processor, are filled beside the next one."""
@@ -50,6 +52,13 @@ class _Follower:
     grammar: str
     matcher: LLMatcher
     taken: bytes
+
+
+def vocabulary_of(source: Path, vocab_size: int) -> LLTokenizer:
+    """For `Masks`. Raises ConfigError, UnsupportedField."""
+    from core.text.model import load_grammar_tokens  # 10 MB that most ranks never need
+
+    return load_grammar_tokens(source, vocab_size)
 
 
 class _Broken(Exception):
@@ -138,6 +147,8 @@ class Masks:
         return masks
 
     def _mask(self, matcher: LLMatcher) -> Allowed:
+        from llguidance.numpy import fill_next_token_bitmask  # see vocabulary_of
+
         words = np.empty((1, self._words), dtype=np.int32)
         fill_next_token_bitmask(matcher, words, 0)
         if matcher.is_error():
@@ -169,6 +180,10 @@ class Masks:
     def _matcher(self, grammar: str) -> LLMatcher:
         made = self._compiled.get(grammar)
         if made is None:
+            from llguidance import LLMatcher  # see vocabulary_of
+
+            from core.text.grammar import limits
+
             tokens = self._tokens
             if tokens is None:
                 tokens = self._tokens = self._make_tokens()

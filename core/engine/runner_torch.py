@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from core.engine.grammar import Masks
+from core.engine.grammar import Masks, vocabulary_of
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel, StepPlan, StepResult, Work
 from core.engine.stepper import Stepper, kv_geometry, measure
@@ -24,7 +24,6 @@ from core.errors import ConfigError
 from core.kv import memory
 from core.models.builder import build
 from core.models.weights import fingerprint, open_weights
-from core.text.model import load_grammar_tokens
 from kernels.ops import select
 
 _DTYPES = {
@@ -94,7 +93,7 @@ class TorchRunner:
         self._descriptor, shared = memory.allocate(geometry.pool_bytes)
         use_large_pages(shared)
         self._masks = masks = Masks(
-            partial(load_grammar_tokens, Path(config.source), model.vocab_size),
+            partial(vocabulary_of, Path(config.source), model.vocab_size),
             model.vocab_size,
             sequences=2 * config.max_sequences,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from core.engine.crew import Peer, dial, gather, listen
-from core.engine.grammar import Masks
+from core.engine.grammar import Masks, vocabulary_of
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel
 from core.engine.process_groups import Groups, Meeting, make_groups
@@ -29,7 +29,6 @@ from core.models.parallel import check, shard
 from core.models.shard import local_config
 from core.models.stage import build_stage
 from core.models.weights import WeightSource, fingerprint, open_weights
-from core.text.model import load_grammar_tokens
 from kernels.ops import Ops, select
 
 Progress = Callable[[str, float], None]
@@ -119,7 +118,7 @@ class SplitRank:
         use_large_pages(shared)
         if own.predicts:
             self._masks = Masks(
-                partial(load_grammar_tokens, Path(config.source), model.vocab_size),
+                partial(vocabulary_of, Path(config.source), model.vocab_size),
                 model.vocab_size,
                 sequences=2 * config.max_sequences,
             )

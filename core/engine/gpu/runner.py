@@ -18,7 +18,7 @@ import torch
 
 from core.engine.gpu.device import Device
 from core.engine.gpu.stepper import DeviceStepper, Launched
-from core.engine.grammar import Masks
+from core.engine.grammar import Masks, vocabulary_of
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel, StepPlan, StepResult, Work
 from core.engine.stepper import kv_geometry, measure
@@ -28,7 +28,6 @@ from core.kv.geometry import KVGeometry
 from core.models.builder import build
 from core.models.config import ModelConfig
 from core.models.weights import WeightSource, fingerprint, open_weights
-from core.text.model import load_grammar_tokens
 from kernels.ops import Ops, select
 
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -192,7 +191,7 @@ class DeviceRunner:
         progress("kernels", 1.0)
         shared = self._memory(geometry, device)
         self._masks = masks = Masks(
-            partial(load_grammar_tokens, Path(config.source), model.vocab_size),
+            partial(vocabulary_of, Path(config.source), model.vocab_size),
             model.vocab_size,
             sequences=2 * config.max_sequences,
         )
