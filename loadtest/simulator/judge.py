@@ -77,12 +77,13 @@ def _equal(by_cell: ByCell) -> Iterator[Figure]:
             continue
         found = part(one)
         marks = HIT_MARKS.get(trace.partition(",")[0])
-        if marks is not None:  # a made workload has no mark of its own: its rivals judge it
-            about = f"hit {found.hit:.3f}, {found.moved_keys} keys moved under live conversations"
-            yield Figure(
-                f"{name}: hit by tokens against one infinite cache",
-                found.hit_of_infinite, "×", *marks, about,
-            )  # fmt: skip
+        if marks is None:
+            continue  # a made workload has no marks of its own: its rivals judge it
+        about = f"hit {found.hit:.3f}, {found.moved_keys} keys moved under live conversations"
+        yield Figure(
+            f"{name}: hit by tokens against one infinite cache",
+            found.hit_of_infinite, "×", *marks, about,
+        )  # fmt: skip
         yield Figure(f"{name}: busiest region over mean", found.busiest, "×", 1.10, 1.25)
 
 
