@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from deploy.launcher import LocalWorld
+from tests.world.faults import until
 from tests.world.scripted import CONTEXT, MODEL, ask, completion, region_status
 
 pytestmark = pytest.mark.world
@@ -28,11 +29,23 @@ def test_answer_comes_out_of_kv_that_crossed_between_nodes(world: LocalWorld) ->
     assert sent[f"{region}-prefill"] >= answer.facts["kv_bytes"]
 
 
+def frames_of(edge: str, region: str) -> int:
+    """The sequence number of the last status frame that an edge has of a region."""
+    status = httpx.get(f"{edge}/status", timeout=5, trust_env=False).json()
+    (known,) = [one for one in status["regions"] if one["name"] == region]
+    return int(known["status"]["sequence"])
+
+
 def test_two_edges_agree_on_the_region_and_the_second_finds_the_prefix_read(
     world: LocalWorld,
 ) -> None:
     shared = "agreeing: " + LONG
     first = ask(world.edges["ams"], completion(shared + "Which boats?"))
+    region = first.headers["x-skerry-region"]
+    # The other edge may go to a nearer region until it has heard who holds the prompt: the frame
+    # after the one that may be on its way.
+    heard = frames_of(world.edges["nyc"], region)
+    assert until(lambda: frames_of(world.edges["nyc"], region) >= heard + 2, 5.0)
     second = ask(world.edges["nyc"], completion(shared + "And whose?"))
 
     assert first.headers["x-skerry-region"] == second.headers["x-skerry-region"]
