@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 
 LOST = 0.25
-"""The share of a call's time, waited for threads without a core, that is too much."""
+"""The share of calls' time, waited for threads without a core, that is too much."""
+NEWEST = 0.25
+"""The newest call's weight in it: one hiccup of a machine is not enough."""
 SHORTEST_S, LONGEST_S = 0.25, 8.0
 """For how long one thread goes on alone; twice as long each time that it helped nothing to try."""
 
@@ -26,6 +28,7 @@ class Crew:
         self._pause_s = SHORTEST_S
         self._began = 0.0
         self._size = threads
+        self._lost = 0.0
 
     def begin(self) -> int:
         """A call begins: with how many threads."""
@@ -38,7 +41,10 @@ class Crew:
         if self._size == 1:
             return
         now = self._clock()
-        if lost_ns * 1e-9 > LOST * (now - self._began):
+        share = min(1.0, lost_ns * 1e-9 / max(now - self._began, 1e-9))
+        self._lost += NEWEST * (share - self._lost)
+        if self._lost > LOST:
+            self._lost = 0.0
             self._alone_until = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_S)
         elif now - self._alone_until > self._pause_s:  # undisturbed for as long

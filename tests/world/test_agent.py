@@ -98,7 +98,8 @@ def test_a_schema_holds_split_cached_and_in_company(real: LocalWorld) -> None:
     )
     cold = ask(real.edges["nyc"], body, CHAT)
     assert cold.facts["kv_bytes"] > 0, "the prompt was read by another node"
-    others = [chat("Tell me of boats.", temperature=1.0, seed=n) for n in range(3)]
+    boats = [*turns[:1], {"role": "user", "content": "Tell me of boats."}]
+    others = [chat("", messages=boats, temperature=1.0, seed=n) for n in range(3)]
     more = [{**body, "seed": n} for n in range(2)]
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda b: ask(real.edges["ams"], b, CHAT), [body, *others, *more]))
