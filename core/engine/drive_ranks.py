@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from core.engine.environment import thread_environment
 from core.engine.messages import (
     Command,
     LoadFailed,
@@ -140,12 +141,8 @@ def stop(ranks: Sequence[DrivenRank]) -> None:
 
 def _environment(config: RankConfig) -> Mapping[str, str]:
     """As a node front sets it."""
-    threads = str(config.threads)
     return {
         **os.environ,
         "SKERRY_RANK": msgspec.json.encode(config).decode(),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KMP_BLOCKTIME": "0",
+        **thread_environment(config.threads),
     }

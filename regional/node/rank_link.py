@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from core.engine.environment import thread_environment
 from core.engine.messages import (
     Command,
     LoadFailed,
@@ -303,9 +304,7 @@ class RankLink:
 
 
 def rank_environment(config: RankConfig, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a rank. Threads that spin while they wait would take the CPU away from
-    the other processes of the machine."""
-    threads = str(config.threads)
+    """The environment of a rank."""
     several = {
         "MASTER_ADDR": config.master_addr,
         "MASTER_PORT": str(config.master_port),
@@ -316,10 +315,7 @@ def rank_environment(config: RankConfig, base: Mapping[str, str]) -> dict[str, s
         **base,
         **(several if config.plan.ranks > 1 else {}),
         "SKERRY_RANK": msgspec.json.encode(config).decode(),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KMP_BLOCKTIME": "0",
+        **thread_environment(config.threads),
         "PYTHONUNBUFFERED": "1",
     }
 
