@@ -8,6 +8,9 @@ The file is append-only JSON lines, a record each: `created` or `revoked`. Write
 sync; a line that was torn by a crash is skipped, and the next record starts on a line of its own.
 A revocation wins over every other record of its key, whatever their order, so that files of two
 machines can be merged line by line.
+
+Beside the file lies an empty mark from the first key on: a file that was lost or cut short must
+not look like one that never had a key.
 """
 
 from __future__ import annotations
@@ -70,9 +73,11 @@ def key_id(key: str) -> str | None:
 
 
 class KeyBook:
-    """What is known of keys: a fold over records, in any order and however often."""
+    """What is known of keys: a fold over records, in any order and however often. `made`: keys were
+    made once, even where none is known any more."""
 
-    def __init__(self, records: Iterable[KeyRecord] = ()) -> None:
+    def __init__(self, records: Iterable[KeyRecord] = (), *, made: bool = False) -> None:
+        self._made = made
         self._created: dict[str, Created] = {}
         self._revoked: dict[str, Revoked] = {}
         for record in records:
@@ -81,6 +86,11 @@ class KeyBook:
     def __len__(self) -> int:
         """Keys that were ever made, revoked ones too."""
         return len(self._created)
+
+    @property
+    def made(self) -> bool:
+        """Whether there ever was a key: from then on nobody comes in without one."""
+        return self._made or bool(self._created or self._revoked)
 
     def add(self, record: KeyRecord) -> bool:
         """Whether it says something new."""
@@ -132,6 +142,27 @@ def as_lines(records: Iterable[KeyRecord]) -> bytes:
     return b"".join(_encode(record) + b"\n" for record in records)
 
 
+def read_book(path: Path) -> tuple[KeyBook, int]:
+    """What the file at `path` says, and how many of its lines were torn. Raises ConfigError."""
+    try:
+        made = is_marked(path)
+        text = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    records, torn = parse_lines(text)
+    return KeyBook(records, made=made or torn > 0), torn
+
+
+def is_marked(path: Path) -> bool:
+    """Whether a key was ever made in the key file at `path`. Raises OSError."""
+    return _mark_of(path).exists()
+
+
+def mark(path: Path) -> None:
+    """From now on keys were made in the key file at `path`. Raises OSError."""
+    os.close(os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
 def append_new(path: Path, records: Sequence[KeyRecord]) -> list[KeyRecord]:
     """Append those of `records` that say something new; they are on disk when this returns.
 
@@ -144,6 +175,8 @@ def append_new(path: Path, records: Sequence[KeyRecord]) -> list[KeyRecord]:
             held = file.read()
             book = KeyBook(parse_lines(held)[0])
             fresh = [record for record in records if book.add(record)]
+            if book.made:
+                mark(path)
             start = b"" if held.endswith(b"\n") or not held else b"\n"
             file.write(start + as_lines(fresh) if fresh else b"")
             file.flush()
@@ -151,6 +184,10 @@ def append_new(path: Path, records: Sequence[KeyRecord]) -> list[KeyRecord]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     return fresh
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.made")
 
 
 def _digest(key: str) -> str:

@@ -23,13 +23,14 @@ def keys_handler(keyring: Keyring, secret: bytes) -> HTTPRouteHandler:
         given = request.headers.get("x-skerry-secret", "").encode()
         if not hmac.compare_digest(given, secret):
             raise Forbidden("This page is for edges of the same world.")
-        etag = f'"{hashlib.sha256(keyring.text).hexdigest()}"'
+        made = {"x-skerry-keys-made": "yes"} if keyring.book().made else {}
+        etag = f'"{hashlib.sha256(keyring.text).hexdigest()}{"-made" if made else ""}"'
         same = request.headers.get("if-none-match") == etag
         return Response(
             b"" if same else keyring.text,
             status_code=304 if same else 200,
             media_type="application/jsonl",
-            headers={"etag": etag},
+            headers={"etag": etag, **made},
         )
 
     return keys

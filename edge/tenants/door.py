@@ -68,7 +68,7 @@ class Door:
 
     def _open(self) -> bool:
         if self._anonymous == "until-keys":
-            return len(self._book()) == 0
+            return not self._book().made
         return self._anonymous == "always"
 
     def _of_key(self, key: str | None) -> Caller:

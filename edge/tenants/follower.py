@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from core.errors import ConfigError
-from core.keys import append_new, parse_lines
+from core.keys import append_new, mark, parse_lines
 from edge.tenants.keyring import LOOK_S
 
 _log = logging.getLogger("skerry.keys")
@@ -22,6 +22,8 @@ _log = logging.getLogger("skerry.keys")
 ASK_S = 2.0
 PATH = "/internal/v1/keys"
 SECRET = "x-skerry-secret"
+MADE = "x-skerry-keys-made"
+"""Header of an answer: there were keys once, though the list may be empty."""
 
 
 class Follower:
@@ -48,7 +50,7 @@ class Follower:
         try:
             async with asyncio.timeout(ASK_S):
                 await self._ask()
-        except (httpx.HTTPError, TimeoutError, ConfigError) as error:
+        except (httpx.HTTPError, OSError, ConfigError) as error:
             if self._reached:
                 _log.error("keys not followed from=%s kind=%s", self._url, type(error).__name__)
             self._reached = False
@@ -65,4 +67,6 @@ class Follower:
         answer.raise_for_status()
         records, _ = parse_lines(answer.content)
         await asyncio.to_thread(append_new, self._path, records)
+        if MADE in answer.headers:
+            await asyncio.to_thread(mark, self._path)
         self._etag = answer.headers.get("etag", "")

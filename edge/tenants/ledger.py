@@ -16,11 +16,11 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import LimitsUnavailable
+from core.errors import ConfigError, LimitsUnavailable
 from edge.tenants.lock import KernelLock
 from edge.tenants.meter import DAY_S, MINUTE_S, Fits, Kind, Limit, Meter, Verdict, decide
 
@@ -75,24 +75,43 @@ class Ledger:
     before. All methods raise LimitsUnavailable when the lock cannot be had."""
 
     def __init__(self, path: Path, *, owner: str, lease_s: float) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Raises ConfigError where the file cannot be used, LimitsUnavailable where only not now:
+        a worker that meets the latter is started again, and the former ends its whole edge."""
         self._owner = owner
         self._lease_s = lease_s
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._lock = KernelLock(path.with_name(f"{path.name}.lock"))
-        os.close(os.open(path, flags, 0o600))
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("pragma busy_timeout = 500")
-        with self._held():
+        with ExitStack() as undo:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._lock = KernelLock(path.with_name(f"{path.name}.lock"))
+                undo.callback(self._lock.close)
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                self._db = sqlite3.connect(path, isolation_level=None)
+                undo.callback(self._db.close)
+                self.name = self._prepare()
+                """This ledger among those that lease from one Redis; kept in the file."""
+            except sqlite3.Error as error:
+                raise _unusable(path, error) from error
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be used: {error.strerror}") from error
+            undo.pop_all()
+
+    def _prepare(self) -> str:
+        """Its name. Raises sqlite3.Error."""
+        with self._lock.held():
+            self._db.execute("pragma busy_timeout = 500")
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = off")
             if self._db.execute("pragma user_version").fetchone()[0] != _VERSION:
                 self._db.executescript(f"{_SCHEMA} pragma user_version = {_VERSION};")
+            if (found := self._db.execute("pragma quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found)
             self._db.execute(
                 "insert or ignore into facts values ('name', ?)", (secrets.token_hex(8),)
             )
-        (self.name,) = self._db.execute("select value from facts where name = 'name'").fetchone()
-        """This ledger among those that lease from one Redis; kept in the file."""
+            name: str = self._db.execute("select value from facts where name = 'name'").fetchone()[
+                0
+            ]
+        return name
 
     def close(self) -> None:
         """Idempotent."""
@@ -280,6 +299,16 @@ def _named_errors() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise LimitsUnavailable(f"the ledger of limits failed: {error}") from error
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> ConfigError | LimitsUnavailable:
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
+            return ConfigError(f"{path} is no ledger: move it away; counts begin anew")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return ConfigError(f"{path}: cannot be used: {error}")
+        case _:
+            return LimitsUnavailable(f"the ledger of limits failed: {error}")
 
 
 def _reserving(meter: Meter, amount: int) -> Meter:

@@ -13,7 +13,7 @@ from typing import Literal
 from core.errors import LimitsUnavailable
 from edge.tenants.ledger import Ask, Ledger, Reply
 from edge.tenants.meter import Fits, Limit, Short
-from edge.tenants.share import Share
+from edge.tenants.share import Grant, Share
 
 _log = logging.getLogger("skerry.budget")
 
@@ -21,6 +21,10 @@ TICK_S = 1.0
 RENEW_S = 5.0
 AHEAD_S = 3.0
 """Before a window ends, active tenants lease from the next one."""
+_THEN = {
+    "refuse": "leases go on until they are used up, then requests with limits are refused",
+    "allow": "leases go on until they are used up, then each machine grants whole limits",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Pool:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._active: dict[_Watched, int] = {}
         self._asking: set[_Watched] = set()
+        self._reached = True
 
     @property
     def shared(self) -> bool:
@@ -119,15 +124,32 @@ class Pool:
     async def _lease(self, watched: _Watched, window: int, need: int) -> bool | LimitsUnavailable:
         """Whether anything was granted, or why nobody knows; a task that raised would end its
         group."""
-        assert self._share is not None, "leases come from a share"
         tenant, limit = watched.tenant, watched.limit
         try:
             have = self._ledger.meter(tenant, limit, window).granted
-            grant = await self._share.take(tenant, limit, window, have=have, need=need)
+            grant = await self._take(watched, window, have, need)
             self._ledger.grant(tenant, limit, window, grant.granted, grant.left)
         except LimitsUnavailable as error:
             return error
         return grant.granted > have
+
+    async def _take(self, watched: _Watched, window: int, have: int, need: int) -> Grant:
+        """Ask the share; its loss is said in the log when it begins and when it is over."""
+        assert self._share is not None, "leases come from a share"
+        try:
+            grant = await self._share.take(
+                watched.tenant, watched.limit, window, have=have, need=need
+            )
+        except LimitsUnavailable as error:
+            if self._reached:
+                kind = type(error.__cause__ or error).__name__
+                _log.warning("shared limits lost kind=%s; %s", kind, _THEN[self._when_lost])
+            self._reached = False
+            raise
+        if not self._reached:
+            _log.info("shared limits are back")
+        self._reached = True
+        return grant
 
     def _look_ahead(self, ask: Ask, reply: Reply) -> None:
         """Top up while there is still enough for the next requests."""
@@ -150,7 +172,7 @@ class Pool:
             granted = await self._lease(watched, window, 1)
         finally:
             self._asking.discard(watched)
-        if isinstance(granted, LimitsUnavailable):
+        if isinstance(granted, LimitsUnavailable) and self._reached:  # else it was said
             _log.warning("no lease ahead limit=%s why=%s", watched.limit.kind, granted.message)
 
     def _tolerantly(self, work: Callable[[], object]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -244,6 +246,41 @@ async def test_leases_ahead_mean_that_few_requests_wait(tmp_path: Path) -> None:
         pot.lost = True
         async with one.budgets.tab(acme, request("r2"), "chat"):
             pass  # served from what was leased
+
+
+@pytest.mark.parametrize(
+    ("when_lost", "then"), [("refuse", "are refused"), ("allow", "grants whole limits")]
+)
+async def test_the_log_says_once_that_redis_is_lost_and_once_that_it_is_back(
+    tmp_path: Path,
+    when_lost: Literal["refuse", "allow"],
+    then: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "skerry.budget")
+    pot = Pot(lease=0.06)
+    acme = caller(tokens_per_minute=1000)
+    async with bench(tmp_path, share=MemoryShare(pot), when_lost=when_lost) as one:
+
+        async def ask(names: str) -> None:
+            for name in names:
+                with suppress(LimitsUnavailable):
+                    async with one.budgets.tab(acme, request(name), "chat") as tab:
+                        tab.finish(Done(usage=Usage(prompt_tokens=5, completion_tokens=55)))
+
+        await ask("ab")
+        assert not caplog.records
+        pot.lost = True
+        await ask("cdefg")
+        (lost,) = caplog.records
+        assert (lost.levelname, "lost" in lost.message) == ("WARNING", True)
+        assert lost.message.endswith(then)
+        pot.lost = False
+        one.clock.now += 60
+        await ask("hijk")
+        assert [(line.levelname, line.message) for line in caplog.records[1:]] == [
+            ("INFO", "shared limits are back")
+        ]
 
 
 @pytest.mark.parametrize("when_lost", ["refuse", "allow"])

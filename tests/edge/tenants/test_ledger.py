@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from core.config_tenants import Tenant
-from core.errors import LimitsUnavailable
+from core.errors import ConfigError, LimitsUnavailable
 from edge.tenants import lock
 from edge.tenants.ledger import Ask, Ledger
 from edge.tenants.meter import Fits, Kind, Short, TooLarge, TooMany, limits_of
@@ -204,6 +205,51 @@ def test_a_stopped_holder_of_the_lock_does_not_stop_us(
         with stopped._held(), pytest.raises(LimitsUnavailable):
             other.reserve(ask(), NOW)
         assert isinstance(other.reserve(ask(), NOW).verdict, Fits)
+
+
+def _overwritten(path: Path) -> None:
+    path.write_bytes(b"no ledger at all, but long enough to be looked at" * 40)
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def _of_another_program(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("create table facts (other text)")
+
+
+@pytest.mark.parametrize("damage", [_overwritten, _cut_short, _of_another_program])
+def test_a_file_that_is_no_ledger_is_named_and_let_go(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "budgets.sqlite"
+    with opened(tmp_path) as ledger:
+        ledger.reserve(ask(), NOW)
+    damage(path)
+    with pytest.raises(ConfigError) as refused, opened(tmp_path):
+        pass
+    assert str(refused.value) == f"{path} is no ledger: move it away; counts begin anew"
+    path.unlink()
+    with opened(tmp_path) as ledger:
+        assert isinstance(ledger.reserve(ask(), NOW).verdict, Fits)
+
+
+def test_a_place_where_no_ledger_can_be(tmp_path: Path) -> None:
+    (tmp_path / "budgets.sqlite").mkdir()
+    with pytest.raises(ConfigError, match=r"budgets\.sqlite: cannot be used"), opened(tmp_path):
+        pass
+
+
+def test_a_ledger_that_is_busy_is_no_mistake_of_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was started again at a bad moment must not end its edge."""
+    monkeypatch.setattr(lock, "LOCK_S", 0.01)
+    with opened(tmp_path) as ledger, ledger._lock.held(), pytest.raises(LimitsUnavailable):
+        Ledger(tmp_path / "budgets.sqlite", owner="other", lease_s=LEASE_S)
 
 
 LIMIT = 1200

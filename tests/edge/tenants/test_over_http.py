@@ -147,6 +147,23 @@ async def test_a_revocation_is_seen_within_five_seconds_here_and_by_followers(
                 assert acme[10:22] in listed.text
 
 
+async def test_a_follower_of_an_edge_that_lost_its_keys_is_shut_too(tmp_path: Path) -> None:
+    async with FakeRegion("eu").serving() as eu:
+        for folder in ("a", "b"):
+            (tmp_path / folder).mkdir()
+        until = ACCESS.replace('"never"', '"until-keys"')
+        world = world_of(tmp_path / "a", eu, access=until)
+        key_of(world, "acme")
+        (world.state / "keys.jsonl").unlink()
+        async with running_edge(world) as edge:
+            source = f'"until-keys"\nkeys_from = "{edge.url.removeprefix("http://")}"'
+            far = world_of(tmp_path / "b", eu, access=ACCESS.replace('"never"', source))
+            async with running_edge(far, "there") as follower:
+                for one in (edge, follower):
+                    said = await one.http.post("/v1/chat/completions", json=chat())
+                    assert said.status_code == 401
+
+
 async def test_parallel_requests_share_one_budget(tmp_path: Path) -> None:
     """B27, in both dialects: one of ten passes; the others are told how long to wait."""
     gate = asyncio.Event()

@@ -1,0 +1,136 @@
+"""The key file may shrink, break or go: what was known stays known, and no door opens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from core.errors import Unauthorized
+from core.keys import KeyRecord, Revoked, append_new, is_marked, new_key, parse_lines
+from edge.tenants.door import Door
+from edge.tenants.keyring import Keyring
+from tests.edge.tenants.test_door import NOW, bearer, world
+
+Damage = Callable[[Path], object]
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"\x00garbage\n")
+
+
+def _half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+DAMAGES = pytest.mark.parametrize("damage", [_cut, _garbage, _half, Path.unlink])
+
+
+def door_of(keyring: Keyring) -> Door:
+    return Door(world("until-keys"), keyring.book, clock=lambda: NOW)
+
+
+@DAMAGES
+def test_damage_while_running_opens_nothing_and_shuts_nobody_out(
+    tmp_path: Path, damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.jsonl"
+    (key, record), (gone, second) = new_key("acme", now=NOW), new_key("acme", now=NOW)
+    records: list[KeyRecord] = [record, second, Revoked(id=second.id, at=NOW)]
+    append_new(path, records)
+    keyring = Keyring(path)
+    door = door_of(keyring)
+    damage(path)
+    for _ in range(3):
+        keyring.look()
+    assert door.authenticate(bearer(key)).name == "acme"
+    for headers in ({}, bearer("none"), bearer(gone)):  # a lost revocation revives nothing
+        with pytest.raises(Unauthorized):
+            door.authenticate(headers)
+    sent, torn = parse_lines(keyring.text)
+    assert (len(sent), torn) == (3, 0)  # what followers get
+    assert [one.levelno for one in caplog.records] == [logging.ERROR]
+    third, fresh = new_key("acme", now=NOW)
+    append_new(path, [fresh])
+    keyring.look()
+    for good in (key, third):
+        assert door.authenticate(bearer(good)).name == "acme"
+
+
+@DAMAGES
+def test_damage_while_nothing_ran_opens_nothing(tmp_path: Path, damage: Damage) -> None:
+    path = tmp_path / "keys.jsonl"
+    append_new(path, [new_key("acme", now=NOW)[1]])
+    damage(path)
+    door = door_of(Keyring(path))
+    with pytest.raises(Unauthorized):
+        door.authenticate({})
+
+
+def test_a_file_that_was_copied_here_is_marked_when_it_is_read(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere" / "keys.jsonl", tmp_path / "keys.jsonl"
+    append_new(elsewhere, [new_key("acme", now=NOW)[1]])
+    path.write_bytes(elsewhere.read_bytes())
+    assert not is_marked(path)
+    Keyring(path)
+    assert is_marked(path)
+    path.unlink()
+    with pytest.raises(Unauthorized):
+        door_of(Keyring(path)).authenticate({})
+
+
+def test_garbage_without_a_mark_is_said_once_and_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.jsonl"
+    _garbage(path)
+    keyring = Keyring(path)
+    keyring.look()
+    assert len(caplog.records) == 1
+    with pytest.raises(Unauthorized):
+        door_of(keyring).authenticate({})
+
+
+def test_a_lost_revocation_is_an_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.jsonl"
+    key, record = new_key("acme", now=NOW)
+    append_new(path, [record])
+    whole = path.read_bytes()
+    append_new(path, [Revoked(id=record.id, at=NOW)])
+    keyring = Keyring(path)
+    path.write_bytes(whole)
+    keyring.look()
+    assert [one.levelname for one in caplog.records] == ["ERROR"]
+    with pytest.raises(Unauthorized):
+        door_of(keyring).authenticate(bearer(key))
+
+
+def test_what_cannot_be_read_closes_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.jsonl"
+    path.mkdir()  # as unreadable as a file without permission, also for root
+    keyring = Keyring(path)
+    keyring.look()
+    with pytest.raises(Unauthorized):
+        door_of(keyring).authenticate({})
+    assert len(caplog.records) == 1
+    path.rmdir()
+    keyring.look()
+    assert door_of(keyring).authenticate({}).name == "anonymous"
+
+
+def test_no_keys_yet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.jsonl"
+    for _ in range(2):  # without the file, and with the empty one of a follower
+        assert door_of(Keyring(path)).authenticate({}).name == "anonymous"
+        append_new(path, [])
+    assert not caplog.records
