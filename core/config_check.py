@@ -50,6 +50,7 @@ def complaints(topology: Topology) -> Iterator[Complaint]:
     yield from _bad_references(topology)
     yield from _bad_nodes(topology)
     yield from _bad_addresses(topology)
+    yield from _repeated(_doors(topology), "the address {!r} is listened on by more than one edge")
     yield from (Complaint(path, what) for path, what in tenant_complaints(topology))
     for which in ("region", "fleet", "redis"):
         try:
@@ -74,6 +75,14 @@ def _labels(topology: Topology) -> Iterator[tuple[Path, str]]:
     for name, model in topology.models.items():
         for alias in model.aliases:
             yield ("models", name, "aliases"), alias
+
+
+def _doors(topology: Topology) -> Iterator[tuple[Path, str]]:
+    """Where edges listen. At port 0 the system finds each one of its own; edges that listen on
+    every address of their machine may be on several machines."""
+    for place, edge in enumerate(topology.edges):
+        if not edge.listen.endswith(":0") and not edge.listen.startswith(("0.0.0.0:", "[::]:")):
+            yield ("edges", place, "listen"), edge.listen
 
 
 def _repeated(named: Iterator[tuple[Path, str]], what: str) -> Iterator[Complaint]:

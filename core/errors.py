@@ -63,7 +63,7 @@ class RequestError(SkerryError):
     """Base of everything that answers a request; not raised itself.
 
     `param` names the offending request field. `retry_after_s` is for refusals that pass by
-    themselves.
+    themselves. `told` stands for the message on the wire where that is for the operator's log.
     """
 
     code: ClassVar[str]
@@ -71,6 +71,7 @@ class RequestError(SkerryError):
     grpc_code: ClassVar[str]
     cloudflare_code: ClassVar[int]
     retryable: ClassVar[bool] = False
+    told: ClassVar[str] = ""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -215,11 +216,17 @@ class RegionUnavailable(ServiceError):
 
 
 class NodeLost(ServiceError):
+    """The message may name nodes, processes and what they wrote last: callers are not told it."""
+
+    told = "the node that computed this answer was lost"
     code, http_status, grpc_code, cloudflare_code = "node_lost", 503, "UNAVAILABLE", 3040
     retryable = True
 
 
 class TransferFailed(ServiceError):
+    """The message may have addresses of nodes."""
+
+    told = "what was computed of this answer could not be handed to another node"
     code, http_status, grpc_code, cloudflare_code = "transfer_failed", 503, "UNAVAILABLE", 3040
     retryable = True
 
@@ -261,7 +268,7 @@ def to_fault(error: RequestError) -> Fault:
 
     return Fault(
         code=error.code,
-        message=error.message,
+        message=error.told or error.message,
         retryable=error.retryable,
         retry_after_s=error.retry_after_s,
         param=error.param,

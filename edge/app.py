@@ -16,6 +16,7 @@ from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
 from core.config import Edge, World
+from core.errors import ConfigError
 from core.metrics import EdgeMetrics, StatusCollector
 from core.release import release
 from core.types import RegionName
@@ -81,6 +82,7 @@ async def open_edge(
     )
     async with (
         new_session() as session,
+        _config_errors_alone(),
         asyncio.TaskGroup() as tasks,
         open_tenants(world, name, tasks=tasks) as tenants,
     ):
@@ -167,6 +169,17 @@ async def open_edge(
             )
         finally:
             reader.cancel()
+
+
+@asynccontextmanager
+async def _config_errors_alone() -> AsyncIterator[None]:
+    """A task group wraps what its body raises: a lone ConfigError leaves as itself."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1 and isinstance(group.exceptions[0], ConfigError):
+            raise group.exceptions[0] from None
+        raise
 
 
 def _watch(

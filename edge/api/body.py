@@ -20,6 +20,10 @@ _T = TypeVar("_T")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+_HALF = re.compile(
+    rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.S
+)
+"""Escapes in turn, so that a backslash that is escaped itself begins none."""
 _WHERE = re.compile(r" - at `(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.S)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.S)
@@ -35,9 +39,19 @@ def decode(kind: type[_T], body: bytes) -> _T:
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind) from error
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
+        raise InvalidRequest(f"the body is not JSON: {_half(body) or error}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
+
+
+def _half(body: bytes) -> str:
+    """About the first escape of one surrogate without the other, if there is one: a decoder may
+    take it for a body that was cut."""
+    for escape in _HALF.finditer(body):
+        if half := escape["half"]:
+            what = "is half a character: the other surrogate is missing"
+            return f"{half.decode()} at byte {escape.start()} {what}"
+    return ""
 
 
 def check_shape(body: bytes) -> None:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from litestar.config.cors import CORSConfig
 
-_SHOWN = ["x-request-id", "x-skerry-region", "x-skerry-route", "server-timing", "retry-after"]
+from edge.tenants.meter import Kind
+
+_SHOWN = [
+    *("x-request-id", "x-skerry-region", "x-skerry-route", "server-timing", "retry-after"),
+    *(f"x-ratelimit-{what}-{kind}" for kind in Kind for what in ("limit", "remaining", "reset")),
+]
 """Headers of answers that a page's script may read."""
 _DAY_S = 86400
 

@@ -19,11 +19,13 @@ from edge.api.openai_types import (
     ModelOut,
     TextAnswer,
 )
-from edge.api.status_page import StatusPage
+from edge.api.status_page import FrontPage, StatusPage
 from edge.api.workers_ai_openapi import workers_ai_paths
 
 _BODIES = (ChatBody, CompletionBody)
-_ANSWERS = (ChatAnswer, ChatChunk, TextAnswer, ErrorAnswer, ModelList, ModelOut, StatusPage)
+_ANSWERS = (
+    ChatAnswer, ChatChunk, TextAnswer, ErrorAnswer, ModelList, ModelOut, FrontPage, StatusPage,
+)  # fmt: skip
 _REFUSALS = {
     "400": "The request does not fit; `param` names the field.",
     "404": "No such model or route.",
@@ -46,6 +48,7 @@ def document(version: str) -> bytes:
             "openapi": "3.1.0",
             "info": {"title": "Skerry edge", "version": version},
             "paths": {
+                "/": _page("Where things are.", FrontPage),
                 "/v1/chat/completions": _generation(ChatBody, ChatAnswer, ChatChunk),
                 "/v1/completions": _generation(CompletionBody, TextAnswer, TextAnswer),
                 "/v1/models": _page("The models of this world.", ModelList),

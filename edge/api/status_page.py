@@ -30,6 +30,15 @@ class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
     status: msgspec.Raw | None
 
 
+class FrontPage(msgspec.Struct, frozen=True, kw_only=True):
+    """For whoever opens the edge's bare address."""
+
+    api: str = "/v1"
+    models: str = "/v1/models"
+    status: str = "/status"
+    openapi: str = "/openapi.json"
+
+
 class StatusPage(msgspec.Struct, frozen=True, kw_only=True):
     edge: str
     place: str

@@ -2,6 +2,7 @@
 
 It carries no traffic. It binds the address without listening, so that the port is the edge's for
 as long as it lives; workers share it by SO_REUSEPORT and the kernel spreads connections over them.
+A worker that no longer answers is killed, and started again like one that ended.
 """
 
 from __future__ import annotations
@@ -9,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from core import log
-from core.address import split_address
 from core.config import World
-from core.errors import ConfigError
 from core.pauses import PAUSES, Pauses
+from edge.crew.place import private_folder, reserved
+from edge.crew.seat import Seat
+from edge.crew.watch import PATIENCE, Patience, hangs
 
 _log = logging.getLogger("skerry.crew")
 
@@ -37,21 +36,31 @@ def run_crew(world: World, name: str, *, pauses: Pauses = PAUSES) -> int:
     """Until SIGTERM or SIGINT. Returns the exit code. Raises ConfigError."""
     log.setup(f"edge/{name}/0")
     edge = world.topology.edge(name)
-    with _reserved(edge.listen) as address, _folder() as folder, _lifeline() as lifeline:
+    with reserved(edge.listen) as address, private_folder() as folder, _lifeline() as lifeline:
         command = [
             *(sys.executable, "-m", "edge"),
             *("--topology", str(world.path), "--state", str(world.state), "--name", name),
             *("--address", address, "--folder", str(folder), "--lifeline", str(lifeline)),
         ]
-        return asyncio.run(Crew(command, edge.workers, lifeline, pauses).run())
+        return asyncio.run(Crew(command, edge.workers, folder, lifeline, pauses).run())
 
 
 class Crew:
-    """`command` starts a worker once its number is added."""
+    """`command` starts a worker once its number is added; its socket is in `folder`."""
 
-    def __init__(self, command: Sequence[str], workers: int, lifeline: int, pauses: Pauses) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: int,
+        folder: Path,
+        lifeline: int,
+        pauses: Pauses,
+        patience: Patience = PATIENCE,
+    ) -> None:
         self._command = command
         self._workers = workers
+        self._folder = folder
+        self._patience = patience
         self._lifeline = lifeline
         self._pauses = pauses
         self._processes: dict[int, asyncio.subprocess.Process] = {}
@@ -61,7 +70,7 @@ class Crew:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for asked in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(asked, self._stop)
+            loop.add_signal_handler(asked, self.stop)
         async with asyncio.TaskGroup() as group:
             numbers = range(1, self._workers + 1)
             keepers = [group.create_task(self._keep(number)) for number in numbers]
@@ -86,18 +95,36 @@ class Crew:
             self._processes[worker] = process
             if self._stopping.is_set():
                 process.send_signal(signal.SIGTERM)
-            code = await process.wait()
+            code = await self._end(worker, process)
             del self._processes[worker]
             if self._stopping.is_set():
                 return
             if code == CONFIG_EXIT:
                 _log.error("worker refused to start worker=%d", worker)
                 self._refused = True
-                self._stop()
+                self.stop()
                 return
             pause_s = self._pauses.after(pause_s, time.monotonic() - started)
             _log.warning("worker ended worker=%d code=%d again_s=%.1f", worker, code, pause_s)
             await self._rest(pause_s)
+
+    async def _end(self, worker: int, process: asyncio.subprocess.Process) -> int:
+        """The exit code of a worker, which is made to end when it hangs. Not while it is stopping:
+        that has a limit of its own."""
+        where = Seat(number=worker, of=self._workers, folder=self._folder).socket(worker)
+        ended = asyncio.create_task(process.wait())
+        watch = asyncio.create_task(hangs(where, self._patience, time.monotonic))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({ended, watch, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done() and not (ended.done() or stopping.done()):
+                silent_s = watch.result()
+                _log.error("worker hangs, killing it worker=%d silent_s=%.1f", worker, silent_s)
+                process.kill()
+            return await ended
+        finally:
+            for task in (ended, watch, stopping):
+                task.cancel()
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -106,36 +133,11 @@ class Crew:
         except TimeoutError:
             return
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Asked twice, workers are asked twice: they end at once."""
         self._stopping.set()
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
-
-
-@contextmanager
-def _reserved(listen: str) -> Iterator[str]:
-    """The address with its port, ours until the end. Raises ConfigError."""
-    host, port = split_address(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as holder:
-        try:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            holder.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"{listen} cannot be listened on: {error.strerror}") from error
-        shown = f"[{host}]" if ":" in host else host
-        yield f"{shown}:{holder.getsockname()[1]}"
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A short path: addresses of Unix sockets have about a hundred characters."""
-    folder = tempfile.mkdtemp(prefix="skerry-")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder)
 
 
 @contextmanager

@@ -86,6 +86,11 @@ def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
         ("[routing]", '[secrets]\nfleet = "env:"\n[routing]', "t:4: .*neither file:PATH nor env"),
         ('name = "here"', 'name = "here"\nlisten = "127.0.0.1:²"', "t:12: .*is not HOST:PORT"),
         ('name = "here"', 'name = "here"\nlisten = "0.0.0.0:1"', "t:12: .*network_trusted"),
+        (
+            "[[regions]]",
+            '[[edges]]\nname = "b"\n\n[[regions]]',
+            "listened on by more than one edge",
+        ),
         ('name = "eu"', 'name = "eu"\nhttp = "8787"', "t:16: region 'eu': '8787' is not HOST"),
     ],
 )

@@ -29,12 +29,23 @@ def test_there_and_back(code: str) -> None:
         again = from_fault(to_fault(error))
         assert type(again) is type(error)
         assert (again.message, again.param, again.retry_after_s, str(again)) == (
-            error.message,
+            error.told or "why",
             error.param,
             error.retry_after_s,
-            "why",
+            error.told or "why",
         )
         assert to_fault(error).retryable is error.retryable
+
+
+def test_callers_are_not_told_who_was_lost() -> None:
+    """Names, pids and last words are for the operator's log."""
+    error = errors.NodeLost("rank 0 of node home-1 (pid 879) was killed; its last words: oh")
+    assert "home-1 (pid 879)" in str(error)
+    fault = to_fault(error)
+    assert (fault.code, fault.message) == (
+        "node_lost",
+        "the node that computed this answer was lost",
+    )
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))

@@ -221,6 +221,7 @@ aliases = ["@cf/acme/tiny", "default"]
     for edge, first in trips.items():
         rtt = ", ".join(f"{r.name} = {abs(first - 80 * i)}" for i, r in enumerate(regions))
         text += f'[[edges]]\nname = "{edge}"\nround_trip_ms = {{ {rtt} }}\n'
+    text += 'listen = "127.0.0.1:0"\n'
     for region in regions:
         text += f'[[regions]]\nname = "{region.name}"\nhttp = "{region.address}"\n'
         text += f'[[regions.nodes]]\nname = "{region.name}-decode-1"\nrole = "combined"\n'

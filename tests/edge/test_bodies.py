@@ -11,7 +11,10 @@ import msgspec
 import psutil
 import pytest
 
+from core.errors import InvalidRequest
 from core.types import Message, Sampling, ToolCall
+from edge.api.body import decode
+from edge.api.openai_types import ChatBody
 from tests.edge.fakes import MODEL, FakeRegion, RunningEdge, chat, running_edge, world_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -146,6 +149,31 @@ async def test_malformed(tmp_path: Path, path: str) -> None:
             assert error["message"], name
             await _good(edge)
         assert len(eu.requests) == len(MALFORMED)
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud83d", rb"\ud83d"),  # what JSON.stringify makes of a string cut within an emoji
+        (rb"so \uD83D and on", rb"\uD83D"),
+        (rb"\ude00 alone", rb"\ude00"),
+        (rb"\ud83d\ude00\ud83d\u0041", rb"\ud83d"),
+        (rb"\\ud83d \\\ud83d", rb"\ud83d"),
+    ],
+)
+def test_half_a_character_is_called_that(text: bytes, half: bytes) -> None:
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + text + b'"}]}'
+    with pytest.raises(InvalidRequest) as refused:
+        decode(ChatBody, body)
+    at = body.rindex(half)
+    said = f"{half.decode()} at byte {at} is half a character: the other surrogate is missing"
+    assert refused.value.message == f"the body is not JSON: {said}"
+
+
+@pytest.mark.parametrize("body", [rb'{"model": "\ud83d\ude00', rb'{"model": "\\ud83d', b'{"m'])
+def test_a_body_that_is_cut_is_not_called_half_a_character(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="truncated"):
+        decode(ChatBody, body)
 
 
 @pytest.mark.parametrize("stream", [True, False])

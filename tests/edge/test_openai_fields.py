@@ -222,7 +222,11 @@ async def test_pages_of_named_origins_may_call_and_no_others(tmp_path: Path) -> 
             answer = await edge.http.post(CHAT, json=chat(), headers=asking)
             assert answer.status_code == 200
             assert answer.headers["access-control-allow-origin"] == "https://app.example"
-            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+            shown = answer.headers["access-control-expose-headers"]
+            assert "x-request-id" in shown
+            for what in ("limit", "remaining", "reset"):
+                for kind in ("requests", "tokens", "tokens-day"):
+                    assert f"x-ratelimit-{what}-{kind}" in shown.split(", ")
             assert "access-control-allow-credentials" not in answer.headers
             refused = await edge.http.post(CHAT, json={}, headers=asking)
             assert refused.headers["access-control-allow-origin"] == "https://app.example"

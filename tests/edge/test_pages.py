@@ -30,6 +30,17 @@ from tests.edge.fakes import (
 )
 
 
+async def test_the_front_door_says_where_things_are(tmp_path: Path) -> None:
+    async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
+        answer = await edge.http.get("/")
+        assert answer.status_code == 200
+        page = answer.json()
+        assert page["api"] == "/v1"
+        for where in (page["models"], page["status"], page["openapi"]):
+            assert (await edge.http.get(where)).status_code == 200
+        assert (await edge.http.head("/")).status_code == 200
+
+
 async def test_models(tmp_path: Path) -> None:
     async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
         listed = msgspec.json.decode((await edge.http.get("/v1/models")).content, type=ModelList)
@@ -231,3 +242,12 @@ def test_a_bad_world_exits_2_with_one_line(tmp_path: Path) -> None:
     assert complaint.count("\n") == 1
     assert "network_trusted" in complaint
     assert not os.path.exists(tmp_path / "region.secret")
+
+
+def test_a_file_that_is_no_ledger_exits_2_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "budgets.sqlite").write_bytes(b"no ledger at all" * 400)
+    with _process(tmp_path, "127.0.0.1:0") as process:
+        _, complaint = process.communicate(timeout=20)
+    assert process.returncode == 2
+    said = f"edge here: {tmp_path}/budgets.sqlite is no ledger: move it away; counts begin anew\n"
+    assert complaint == said
