@@ -83,6 +83,8 @@ class StatusCollector(Collector):
             running.add_metric([status.region], status.active)
             queued.add_metric([status.region], status.queued)
             for one in status.nodes:
+                if not one.alive:
+                    continue  # its counters are unknown, not 0
                 place = [status.region, one.name]
                 generated.add_metric(place, one.generated_tokens)
                 used.add_metric(place, one.blocks_used)

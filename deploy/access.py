@@ -26,7 +26,7 @@ def headers_of(key: str | None) -> Mapping[str, str]:
 
 def needs_key(world: World) -> bool:
     if world.topology.access.anonymous == "until-keys":
-        return bool(book_of(world))
+        return book_of(world).made
     return world.topology.access.anonymous == "never"
 
 

@@ -174,9 +174,11 @@ def config_check(
 
 def _become(module: str, given: str, state: Path | None, name: str) -> None:
     """Turn this process into `python -m MODULE`: signals and exit codes are its own."""
+    from deploy.ports import refuse_unfixed
     from deploy.process import with_sources
 
     world = world_of(given, state)
+    refuse_unfixed(world.topology, str(topology_file(given)))
     command = [sys.executable, "-m", *module.split()]
     options = ["--topology", str(topology_file(given)), "--state", str(world.state), "--name", name]
     os.execve(sys.executable, [*command, *options], with_sources())

@@ -11,7 +11,7 @@ from pathlib import Path
 from core.config import World
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
-from core.keys import KeyBook, Revoked, append_new, as_lines, new_key, parse_lines
+from core.keys import KeyBook, Revoked, append_new, as_lines, new_key, parse_lines, read_book
 
 DAY_S = 86_400
 
@@ -22,10 +22,13 @@ def create(world: World, tenant: str, label: str, days: int | None) -> None:
     now = int(time.time())
     expires = None if days is None else now + days * DAY_S
     key, record = new_key(tenant, now=now, label=label, expires=expires)
-    first = not book_of(world)
+    first = not book_of(world).made
     append_new(key_file(world), [record])
     print(key)
-    _say(f"key {record.id} of tenant {tenant}; it is not shown again")
+    _say(
+        f"key {record.id} of tenant {tenant}, for the world {world.topology.name!r} in "
+        f"{world.state}; it is not shown again"
+    )
     if first and world.topology.access.anonymous == "until-keys":
         _say("from now on callers of this world need a key")
 
@@ -77,16 +80,12 @@ def key_file(world: World) -> Path:
 
 def book_of(world: World) -> KeyBook:
     """Raises ConfigError."""
-    try:
-        text = key_file(world).read_bytes()
-    except FileNotFoundError:
-        return KeyBook()
-    except OSError as error:
-        raise ConfigError(f"{key_file(world)}: cannot be read: {error.strerror}") from error
-    records, torn = parse_lines(text)
+    book, torn = read_book(key_file(world))
     if torn:
         _say(f"{key_file(world)}: {torn} torn lines are skipped")
-    return KeyBook(records)
+    if book.made and not len(book):
+        _say(f"{key_file(world)}: keys were made, and none is left in it; callers need one still")
+    return book
 
 
 def _known_tenant(world: World, name: str) -> None:

@@ -29,8 +29,16 @@ from deploy.state import FOLDER, Say, StateFolder, claim, claim_any, folder_name
 
 START_S = 120.0
 """A world that is not ready after this has failed."""
-GRACE_S = 6.0
-"""From SIGTERM to SIGKILL."""
+EDGE_GRACE_S = 6.0
+"""Answers may go on for so long once the world is to end."""
+GRACE_S = 3.0
+"""The same for routers and nodes, which have nothing to do once the edges are gone."""
+TELL_S = 1.5
+"""Then routers break off what runs, and edges have this long to tell their callers."""
+HURRY_S = 1.5
+"""From the second SIGTERM, which means now, to SIGKILL."""
+APART_S = 0.2
+"""Between two signals that are to be seen as two."""
 POLL_S = 0.1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -83,9 +91,12 @@ def run_world(
     that ends stays down.
     """
     described = load(topology, state=state or root)
+    marks = _marks(described.topology)
     with ExitStack() as stack:
         folder = stack.enter_context(
-            claim(state) if state else claim_any(root, folder_name(described.topology.name), say)
+            claim(state, marks)
+            if state
+            else claim_any(root, folder_name(described.topology.name), say, marks)
         )
         resolved = resolve(_self_contained(described))
         for move in resolved.moves:
@@ -128,6 +139,14 @@ def resident_mb(pid: int) -> int:
             with suppress(psutil.NoSuchProcess):
                 total += one.memory_info().rss
     return total // 1_000_000
+
+
+def _marks(topology: Topology) -> list[str]:
+    """Files of a state folder that this topology names and that may be there before a first `up`:
+    keys, and secrets shared with other machines."""
+    secrets = (topology.secrets.region, topology.secrets.fleet)
+    files = (one.removeprefix("file:") for one in secrets if one.startswith("file:"))
+    return [part for one in (topology.access.keys, *files) for part in Path(one).parts[:1]]
 
 
 def _self_contained(world: World) -> Topology:
@@ -181,18 +200,41 @@ def running(
 
 
 def _end_all(processes: list[Process]) -> None:
-    """A second Ctrl-C ends the grace at once."""
-    deadline = time.monotonic() + GRACE_S
+    """Edges first: what they answer needs the others. Ctrl-C meanwhile ends all graces at once."""
+    hurried = False
     while True:
         try:
+            if not hurried:
+                _end_in_turn(processes)
             for process in processes:
                 process.ask_to_end()
+            deadline = time.monotonic() + HURRY_S
             for process in processes:
                 process.end(deadline)
         except KeyboardInterrupt:
-            deadline = time.monotonic()
+            hurried = True
         else:
             return
+
+
+def _end_in_turn(processes: list[Process]) -> None:
+    """Who is late afterwards is to be asked once more, and was asked before."""
+    edges = [process for process in processes if process.spec.kind == "edge"]
+    others = [process for process in processes if process.spec.kind != "edge"]
+    late = _asked(edges, EDGE_GRACE_S)
+    if _asked(others, APART_S if late else GRACE_S) and late:
+        _asked(others, 0.0)  # now: a router tells its edges so, and they tell their callers
+        deadline = time.monotonic() + TELL_S
+        for process in late:
+            process.ended_by(deadline)
+
+
+def _asked(processes: list[Process], grace_s: float) -> list[Process]:
+    """Those that did not end within the grace."""
+    for process in processes:
+        process.ask_to_end()
+    deadline = time.monotonic() + grace_s
+    return [process for process in processes if not process.ended_by(deadline)]
 
 
 def _wait_until_ready(

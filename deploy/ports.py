@@ -67,6 +67,17 @@ def resolve(topology: Topology) -> Resolved:
     return Resolved(msgspec.structs.replace(topology, edges=edges, regions=regions), tuple(moves))
 
 
+def refuse_unfixed(topology: Topology, path: str) -> None:
+    """For a process that is started by itself: port 0 tells it nothing of the others. Raises
+    ConfigError."""
+    for region in topology.regions:
+        if 0 in (split_address(region.http)[1], split_address(region.grpc)[1]):
+            raise ConfigError(
+                f"{path}: processes that start by themselves find each other by the file alone: "
+                f"give regions.{region.name} http and grpc fixed ports"
+            )
+
+
 def _bind_near(host: str, port: int, who: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(port + TRIES, 65535) if port else 0

@@ -89,15 +89,20 @@ class Process:
             os.kill(self.pid, number)
 
     def ask_to_end(self) -> None:
+        """Asked a second time it is to end now."""
         self._stopping.set()
         with self._swap:
             self._popen.send_signal(signal.SIGTERM)  # does nothing once the process was waited for
 
+    def ended_by(self, deadline: float) -> bool:
+        """Wait for the end asked for until `deadline` (monotonic)."""
+        self._watcher.join(max(0.0, deadline - time.monotonic()))
+        return not self._watcher.is_alive()
+
     def end(self, deadline: float) -> None:
         """Wait until `deadline` (monotonic) for the end asked for, then take the group down."""
         self._stopping.set()
-        self._watcher.join(max(0.0, deadline - time.monotonic()))
-        if self._watcher.is_alive():
+        if not self.ended_by(deadline):
             self._kill_group()
         self._watcher.join()
 

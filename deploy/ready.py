@@ -21,6 +21,7 @@ class RouterView(msgspec.Struct, frozen=True):
     """The part of a router's `/status` that is looked at here."""
 
     nodes: tuple[NodeStatus, ...] = ()
+    active: int = 0
 
 
 class Probe:
@@ -70,10 +71,12 @@ class Probe:
             return False
 
 
-def router_view(client: httpx.Client, url: str) -> RouterView | None:
+def router_view(
+    client: httpx.Client, url: str, *, timeout_s: float = TIMEOUT_S
+) -> RouterView | None:
     """A router's view of its nodes; None when it does not answer."""
     try:
-        answer = client.get(url + "/status", timeout=TIMEOUT_S)
+        answer = client.get(url + "/status", timeout=timeout_s)
         return msgspec.json.decode(answer.content, type=RouterView) if answer.is_success else None
     except (httpx.HTTPError, msgspec.MsgspecError):
         return None

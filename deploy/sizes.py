@@ -12,6 +12,8 @@ TEST_MB = 253
 
 EDGE_PROCESS_MB, ROUTER_PROCESS_MB, NODE_PROCESS_MB = 70, 92, 450
 """Resident memory of each process of a world on the bundled model; a node's with one rank."""
+RANK_PROCESS_MB = 320
+"""Of each further rank of a node."""
 
 FETCH_MB = TOOLS_MB + MODEL_MB + NODE_MB + TORCH_MB
 """Downloads of `make demo` with a CPU build of torch."""

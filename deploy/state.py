@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -25,6 +25,13 @@ DEFAULT_EDGE = "http://127.0.0.1:8787"
 BESIDE = 9
 """Worlds of one name that may run beside each other."""
 
+MARKS = (
+    "lock", "current.json", "region.secret", "fleet.secret", "keys.jsonl",
+    "keys.jsonl.made", "budgets.sqlite", "usage",
+)  # fmt: skip
+"""What tells a state folder from any other one: `skerry up` or `skerry keys` made it."""
+_RUN = re.compile(r"run-\d{8}-\d{6}")
+
 Say = Callable[[str], None]
 
 
@@ -35,6 +42,8 @@ class Current(msgspec.Struct, frozen=True):
     edges: dict[str, str]
     """URL of each edge by name."""
     regions: dict[str, str]
+    topology: str = ""
+    """The resolved topology's file."""
 
 
 def folder_name(world: str) -> str:
@@ -50,13 +59,17 @@ class StateFolder:
         self.logs = path / "logs"
         self.run = path / time.strftime("run-%Y%m%d-%H%M%S")
         self._lock = lock
-        for old in path.glob("run-*"):
-            shutil.rmtree(old)
+        for old in path.iterdir():
+            if _RUN.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
+                shutil.rmtree(old)
         self.logs.mkdir(exist_ok=True)
         self.run.mkdir()
 
     def record(self, edges: Mapping[str, str], regions: Mapping[str, str]) -> None:
-        current = Current(pid=os.getpid(), edges=dict(edges), regions=dict(regions))
+        current = Current(
+            pid=os.getpid(), edges=dict(edges), regions=dict(regions),
+            topology=str((self.run / "topology.toml").resolve()),
+        )  # fmt: skip
         (self.path / "current.json").write_bytes(msgspec.json.encode(current))
 
     def release(self) -> None:
@@ -65,9 +78,10 @@ class StateFolder:
 
 
 @contextmanager
-def claim(folder: Path) -> Iterator[StateFolder]:
-    """Hold `folder`. Raises ConfigError when another world runs on it."""
-    state = _try_claim(folder)
+def claim(folder: Path, marks: Collection[str] = ()) -> Iterator[StateFolder]:
+    """Hold `folder`. Raises ConfigError when another world runs on it, and when it holds something
+    but none of `MARKS` or `marks`: a folder of somebody else's."""
+    state = _try_claim(folder, marks)
     if state is None:
         raise ConfigError(
             f"a world runs on {folder} (process {_holder(folder)}); stop it, or take another "
@@ -80,11 +94,13 @@ def claim(folder: Path) -> Iterator[StateFolder]:
 
 
 @contextmanager
-def claim_any(root: Path, world: str, say: Say) -> Iterator[StateFolder]:
+def claim_any(
+    root: Path, world: str, say: Say, marks: Collection[str] = ()
+) -> Iterator[StateFolder]:
     """Hold `root/world`, or `root/world-2`… when worlds of that name run already."""
     for number in range(1, BESIDE + 1):
         folder = root / (world if number == 1 else f"{world}-{number}")
-        state = _try_claim(folder)
+        state = _try_claim(folder, marks)
         if state is None:
             continue
         if number > 1:
@@ -98,14 +114,24 @@ def claim_any(root: Path, world: str, say: Say) -> Iterator[StateFolder]:
 
 
 def running(root: Path) -> Iterator[Current]:
-    """The worlds that run under `root` now, the oldest state folder first."""
-    for path in sorted(root.glob("*/current.json")):
-        try:
-            current = msgspec.json.decode(path.read_bytes(), type=Current)
-            os.kill(current.pid, 0)
-        except (OSError, msgspec.MsgspecError):  # ended, being written, or of another release
-            continue
-        yield current
+    """The worlds that run under `root` now, by the names of their state folders."""
+    yield from running_folders(root).values()
+
+
+def running_folders(root: Path) -> dict[Path, Current]:
+    """The state folders under `root` whose worlds run now."""
+    folders = (path.parent for path in sorted(root.glob("*/current.json")))
+    return {folder: current for folder in folders if (current := current_of(folder)) is not None}
+
+
+def current_of(folder: Path) -> Current | None:
+    """The world that runs on `folder` now."""
+    try:
+        current = msgspec.json.decode((folder / "current.json").read_bytes(), type=Current)
+        os.kill(current.pid, 0)
+    except (OSError, msgspec.MsgspecError):  # none, ended, being written, or of another release
+        return None
+    return current
 
 
 def first_edge(root: Path = FOLDER) -> str:
@@ -118,9 +144,10 @@ def all_edges(root: Path = FOLDER) -> list[str]:
     return [url for world in running(root) for url in world.edges.values()] or [DEFAULT_EDGE]
 
 
-def _try_claim(folder: Path) -> StateFolder | None:
+def _try_claim(folder: Path, marks: Collection[str]) -> StateFolder | None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _refuse_foreign(folder, {*MARKS, *marks})
         lock = (folder / "lock").open("a+", encoding="ascii")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be used as state folder: {error.strerror}") from error
@@ -133,6 +160,17 @@ def _try_claim(folder: Path) -> StateFolder | None:
     lock.write(str(os.getpid()))
     lock.flush()
     return StateFolder(folder, lock)
+
+
+def _refuse_foreign(folder: Path, marks: Collection[str]) -> None:
+    held = {entry.name for entry in folder.iterdir()}
+    if held and not held & set(marks):
+        raise ConfigError(
+            f"{folder} is neither empty nor a state folder of Skerry's; give another with --state"
+        )
+    lock = folder / "lock"
+    if lock.exists() and not re.fullmatch(rb"\d*", lock.read_bytes()):
+        raise ConfigError(f"{lock} is not Skerry's; give another folder with --state")
 
 
 def _holder(folder: Path) -> str:

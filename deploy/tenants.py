@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.where import StateOption, TopologyOption, world_of
+from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
 
 keys = typer.Typer(help="API keys of a world's tenants.", no_args_is_help=True)
 
@@ -32,56 +32,56 @@ def create(
     tenant: Annotated[str, typer.Option(help="Whose it is: a name under [tenants].")],
     label: Annotated[str, typer.Option(help="A word for lists: where the key is used.")] = "",
     days: Annotated[int | None, typer.Option(min=1, help="It expires after so many days.")] = None,
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
 ) -> None:
     """Make a key and show it, this once: only its digest is kept."""
     from deploy.keys import create
 
-    create(world_of(topology, state), tenant, label, days)
+    create(world_meant(topology, state), tenant, label, days)
 
 
 @keys.command("list")
-def list_keys(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
+def list_keys(topology: AnyTopologyOption = None, state: AnyStateOption = None) -> None:
     """Every key that was made: ID, tenant, state, date, label."""
     import time
 
     from deploy.keys import book_of, listing
 
-    print("\n".join(listing(book_of(world_of(topology, state)), time.time())))
+    print("\n".join(listing(book_of(world_meant(topology, state)), time.time())))
 
 
 @keys.command()
 def revoke(
     key: Annotated[str, typer.Argument(help="The key's ID, as `list` shows it.")],
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
 ) -> None:
     """Make a key worthless. Edges of this state folder refuse it within a second, edges that
     follow one of them within five."""
     from deploy.keys import revoke
 
-    revoke(world_of(topology, state), key)
+    revoke(world_meant(topology, state), key)
 
 
 @keys.command()
-def export(topology: TopologyOption = "two-regions", state: StateOption = None) -> None:
+def export(topology: AnyTopologyOption = None, state: AnyStateOption = None) -> None:
     """Write all records to standard output: digests and revocations, no keys."""
     from deploy.keys import export
 
-    export(world_of(topology, state))
+    export(world_meant(topology, state))
 
 
 @keys.command("import")
 def import_keys(
     file: Annotated[Path, typer.Argument(help="What `export` wrote elsewhere; - reads stdin.")],
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
 ) -> None:
     """Add the records of another world or machine. What is known stays; a revocation wins."""
     from deploy.keys import bring_in
 
-    bring_in(world_of(topology, state), file)
+    bring_in(world_meant(topology, state), file)
 
 
 def usage(
@@ -89,10 +89,10 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, exact.")] = False,
     since: Annotated[str, typer.Option(help="First day, YYYY-MM-DD (UTC).")] = "",
     until: Annotated[str, typer.Option(help="Last day.")] = "",
-    topology: TopologyOption = "two-regions",
-    state: StateOption = None,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
 ) -> None:
     """Add up the usage ledger, with the topology's prices."""
     from deploy.usage import show
 
-    show(world_of(topology, state), by, as_csv=as_csv, since=since, until=until)
+    show(world_meant(topology, state), by, as_csv=as_csv, since=since, until=until)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 
 from core.config import Topology, load
+from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from deploy.access import needs_key
 from deploy.hints import QUESTION, curl, indented, python
 from deploy.launcher import LocalWorld, ended_by_signals, run_world
 from deploy.models import check_plans
+from deploy.ready import router_view
 from deploy.screen import Screen
-from deploy.sizes import EDGE_PROCESS_MB, NODE_PROCESS_MB, ROUTER_PROCESS_MB
+from deploy.sizes import EDGE_PROCESS_MB, NODE_PROCESS_MB, RANK_PROCESS_MB, ROUTER_PROCESS_MB
 from deploy.state import FOLDER, first_edge
 from deploy.status import wait_and_draw
+from deploy.where import options_for
+
+ASK_S = 0.3
 
 
 def up(topology: Path, state: Path | None) -> None:
@@ -34,9 +40,14 @@ def up(topology: Path, state: Path | None) -> None:
         ):
             started = True
             screen.draw("")
-            screen.say(welcome(world, usual_edge=first_edge()))
+            where = options_for(topology, world.world.topology.name, world.world.state)
+            screen.say(welcome(world, usual_edge=first_edge(), where=where))
             with httpx.Client(trust_env=False) as client:
-                wait_and_draw(client, world.routers, screen, period_s=1.0)
+                try:
+                    wait_and_draw(client, world.routers, screen, period_s=1.0)
+                except KeyboardInterrupt:
+                    screen.say(f"\n{stopping(client, world.routers)}")
+                    raise
     except KeyboardInterrupt:
         if not started:
             screen.draw("")
@@ -48,18 +59,22 @@ def up(topology: Path, state: Path | None) -> None:
 
 def expected(topology: Topology) -> str:
     """How many processes, and what memory they will take between them."""
-    nodes = sum(len(region.nodes) for region in topology.regions)
+    nodes = [node for region in topology.regions for node in region.nodes]
+    ranks = sum(node.parallel.ranks for node in nodes)
     edges = sum(edge.workers for edge in topology.edges)
     routers = len(topology.regions)
-    megabytes = edges * EDGE_PROCESS_MB + routers * ROUTER_PROCESS_MB + nodes * NODE_PROCESS_MB
+    megabytes = edges * EDGE_PROCESS_MB + routers * ROUTER_PROCESS_MB
+    megabytes += len(nodes) * NODE_PROCESS_MB + (ranks - len(nodes)) * RANK_PROCESS_MB
+    split = f" of {ranks} ranks" if ranks > len(nodes) else ""
     return (
-        f"  {routers} routers, {nodes} nodes, {edges} edge processes: "
+        f"  {routers} routers, {len(nodes)} nodes{split}, {edges} edge processes: "
         f"about {megabytes / 1000:.1f} GB of memory with the bundled model"
     )
 
 
-def welcome(world: LocalWorld, *, usual_edge: str) -> str:
-    """What one can do now. `usual_edge` is where `skerry chat` goes when it is told nothing."""
+def welcome(world: LocalWorld, *, usual_edge: str, where: str) -> str:
+    """What one can do now. `usual_edge` is where `skerry chat` goes when it is told nothing;
+    `where` are the options that lead to this world."""
     topology = world.world.topology
     first, model = next(iter(world.edges.values())), _model(topology)
     lines = [f"\nReady, {world.resident_mb_total()} MB in all. Logs: {world.logs}"]
@@ -69,11 +84,29 @@ def welcome(world: LocalWorld, *, usual_edge: str) -> str:
     elsewhere = "" if usual_edge == first else f" --edge {first}"
     key = needs_key(world.world)
     if key:
-        lines.append("\nCallers need a key: export SKERRY_KEY=$(skerry keys create --tenant NAME)")
+        lines.append(f"\n{key_line(topology, where)}")
     lines += ["\nAsk it:", indented(curl(first, model, key=key))]
     lines.append(indented(python(first, model, key=key)))
     lines += [f"  .venv/bin/skerry chat{elsewhere} '{QUESTION}'\n", "Ctrl-C stops everything."]
     return "\n".join(lines)
+
+
+def key_line(topology: Topology, where: str) -> str:
+    tenant = next((name for name in topology.tenants if name != ANONYMOUS), None)
+    if tenant is None:
+        return "Callers need a key, and a key needs an owner: add [tenants.NAME] to the topology"
+    command = f".venv/bin/skerry keys create --tenant {tenant}{where}"
+    return f"Callers need a key: export SKERRY_KEY=$({command})"
+
+
+def stopping(client: httpx.Client, routers: Mapping[str, str]) -> str:
+    """What is said of the end. Routers that do not answer at once are not waited for."""
+    views = (router_view(client, url, timeout_s=ASK_S) for url in routers.values())
+    under_way = sum(view.active for view in views if view)
+    if not under_way:
+        return "stopping"
+    one = "answer" if under_way == 1 else "answers"
+    return f"stopping, {under_way} {one} under way; Ctrl-C again breaks off"
 
 
 def _model(topology: Topology) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,15 +21,29 @@ StateOption = Annotated[
 ]
 
 
+AnyTopologyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topology", "-t",
+        help="A topology file, or the name of one of those shipped; by default that of the "
+        "running world.",
+    ),
+]  # fmt: skip
+AnyStateOption = Annotated[
+    Path | None, typer.Option("--state", help="State folder; by default that of the running world.")
+]
+DEFAULT = "two-regions"
+SHIPPED = Path(__file__).parent / "topologies"
+
+
 def topology_file(given: str) -> Path:
     """A path, or `two-regions` for deploy/topologies/two-regions.toml. Raises ConfigError."""
     from core.errors import ConfigError
 
-    shipped = Path(__file__).parent / "topologies"
-    for candidate in (Path(given), shipped / f"{given}.toml"):
+    for candidate in (Path(given), SHIPPED / f"{given}.toml"):
         if candidate.exists() and not candidate.is_dir():
             return candidate
-    names = ", ".join(sorted(path.stem for path in shipped.glob("*.toml")))
+    names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
     raise ConfigError(f"{given}: no such file, and no shipped topology (there are: {names})")
 
 
@@ -40,3 +56,38 @@ def world_of(topology: str, state: Path | None) -> World:
     if state is not None:
         return world
     return World(world.topology, world.path, FOLDER / folder_name(world.topology.name))
+
+
+def world_meant(topology: str | None, state: Path | None) -> World:
+    """The world of the options that are given; without any the one that runs, else the default.
+    Raises ConfigError where several run."""
+    from core.config import load
+    from core.errors import ConfigError
+    from deploy.state import FOLDER, current_of, running_folders
+
+    if topology is None and state is None:
+        worlds = running_folders(FOLDER)
+        if len(worlds) > 1:
+            choices = " or ".join(f"--state {folder}" for folder in worlds)
+            raise ConfigError(f"{len(worlds)} worlds run here; say which one: {choices}")
+        state = next(iter(worlds), None)
+    if topology is None and state is not None:
+        current = current_of(state)
+        if current is not None and current.topology:
+            return load(Path(current.topology), state=state)
+    return world_of(topology or DEFAULT, state)
+
+
+def options_for(topology: Path, name: str, state: Path) -> str:
+    """The options that lead a command to the world `name` of a topology file, kept in `state`; a
+    blank before each, nothing where the defaults do."""
+    from deploy.state import FOLDER, folder_name
+
+    words = ""
+    if topology.resolve().parent != SHIPPED.resolve():
+        words += f" -t {shlex.quote(str(topology))}"
+    elif topology.stem != DEFAULT:
+        words += f" -t {topology.stem}"
+    if state.resolve() != (FOLDER / folder_name(name)).resolve():
+        words += f" --state {shlex.quote(os.path.relpath(state))}"
+    return words

@@ -156,6 +156,7 @@ class RouterApp:
             epoch=self._epoch,
             view=view,
             members=router.cluster.members(),
+            nodes=self._region.nodes,
             models=model_statuses(view, self._models, self._reader.context),
             queue_s=router.dispatcher.estimate_s(view),
             queued=router.dispatcher.queued,
@@ -188,7 +189,7 @@ class RouterApp:
 
 
 def run_router(world: World, name: str) -> int:
-    """Serve region `name` until SIGTERM or SIGINT. Raises ConfigError."""
+    """Serve region `name` until SIGTERM or SIGINT; asked twice, end at once. Raises ConfigError."""
     logs.setup(f"router/{name}")
     region = world.topology.region(name)
     asyncio.run(_serve(world, region))
@@ -197,9 +198,15 @@ def run_router(world: World, name: str) -> int:
 
 async def _serve(world: World, region: Region) -> None:
     stopped = asyncio.Event()
+
+    def signalled() -> None:
+        if stopped.is_set():
+            app.router.break_off()
+        stopped.set()
+
     loop = asyncio.get_running_loop()
     for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, stopped.set)
+        loop.add_signal_handler(one, signalled)
     app = RouterApp(world, region, load_texts(world, region))
     await app.start()
     await stopped.wait()

@@ -115,9 +115,13 @@ class Router:
                 await self._idle.wait()
         except TimeoutError:
             log.warning("%d requests did not end in %g s", self.active, grace_s)
-            for life in tuple(self._lives):
-                life.stop(Draining("the router stops"))
+            self.break_off()
             await self._idle.wait()
+
+    def break_off(self) -> None:
+        """End all that runs now; its callers are told why."""
+        for life in tuple(self._lives):
+            life.stop(Draining("the router stops"))
 
     async def _played(self, life: Life) -> RequestError | None:
         """The error that is still to be told, None when the stream has its end."""
@@ -127,7 +131,8 @@ class Router:
                 raise Draining("this router is shutting down")
             await life.run()
         except RequestError as error:
-            log.info("request %s ends with %s", request_id, error.code)
+            why = f": {error.message}" if error.told else ""  # ours, and nothing of the prompt
+            log.info("request %s ends with %s%s", request_id, error.code, why)
             return error
         except TimeoutError:
             log.info("request %s passed its deadline", request_id)

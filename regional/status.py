@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from core.config import Node
 from core.framing import encode_frame
 from core.status import ModelStatus, NodeStatus, RankStatus, RegionPrefixes, RegionStatus
-from core.types import ModelName, RegionName, Role
+from core.types import ModelName, NodeName, RegionName, Role
 from regional.cluster import ClusterView, Member, NodeView
 from regional.prefixes import Prefixes
 
@@ -49,6 +50,20 @@ def node_status(member: Member) -> NodeStatus:
         plan=join.plan,
         ranks=tuple(RankStatus(one.rank, one.pid, one.part) for one in join.ranks),
     )
+
+
+def absent(members: Iterable[Member], nodes: Iterable[Node]) -> Iterator[NodeStatus]:
+    """Those of the region's `nodes` that have not joined, or were lost."""
+    here = {member.view().name for member in members}
+    for node in nodes:
+        if node.name not in here:
+            yield NodeStatus(
+                name=NodeName(node.name),
+                role=node.role,
+                model=ModelName(node.model),
+                alive=False,
+                plan=str(node.parallel),
+            )
 
 
 def model_statuses(
@@ -174,6 +189,7 @@ def region_status(
     epoch: str,
     view: ClusterView,
     members: Iterable[Member],
+    nodes: Iterable[Node],
     models: tuple[ModelStatus, ...],
     queue_s: float,
     queued: int,
@@ -181,14 +197,15 @@ def region_status(
     draining: bool,
     release: str,
 ) -> RegionStatus:
-    """All of it in one frame; `sequence` is the publisher's to set."""
+    """All of it in one frame; `sequence` is the publisher's to set. `nodes`: as the topology has
+    them."""
     known = tuple(members)
     return RegionStatus(
         region=RegionName(region),
         epoch=epoch,
         sequence=0,
         models=models,
-        nodes=tuple(node_status(member) for member in known),
+        nodes=(*(node_status(member) for member in known), *absent(known, nodes)),
         prefill_work_s=prefill_work_s(view),
         decode_work_s=decode_work_s(view),
         queue_s=queue_s,

@@ -3,6 +3,8 @@
 `live FILE`      write the pid to FILE, start a child that sleeps (its pid in FILE.child), wait for
                  SIGTERM and end with 0, or for SIGUSR1, say `unknown key` and end with 2
 `stubborn FILE`  the same, but SIGTERM changes nothing
+`patient FILE`   write the pid to FILE, add its name to the file `asked` beside it at each SIGTERM,
+                 and end with 0 at the second
 `die CODE TEXT`  write TEXT and end with CODE
 """
 
@@ -40,10 +42,30 @@ def live(path: Path, *, stubborn: bool) -> int:
     return code
 
 
+def patient(path: Path) -> int:
+    times = 0
+    ended = threading.Event()
+
+    def asked(*_: object) -> None:
+        nonlocal times
+        times += 1
+        with path.with_name("asked").open("a", encoding="ascii") as log:
+            log.write(f"{path.name}\n")
+        if times == 2:
+            ended.set()
+
+    signal.signal(signal.SIGTERM, asked)
+    publish(path, os.getpid())
+    ended.wait()
+    return 0
+
+
 def main() -> int:
     how, *rest = sys.argv[1:]
     if how in ("live", "stubborn"):
         return live(Path(rest[0]), stubborn=how == "stubborn")
+    if how == "patient":
+        return patient(Path(rest[0]))
     print(rest[1], flush=True)
     return int(rest[0])
 

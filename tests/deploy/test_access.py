@@ -61,6 +61,8 @@ def test_which_worlds_want_a_key(tmp_path: Path) -> None:
     append_new(key_file(world(tmp_path)), [new_key("trial", now=1)[1]])
     assert needs_key(world(tmp_path))
     assert not needs_key(world(tmp_path, access=Access(anonymous="always")))
+    key_file(world(tmp_path)).unlink()
+    assert needs_key(world(tmp_path))  # as its edges do: a lost file opens nothing
 
 
 def test_a_key_of_our_own_opens_and_is_gone_afterwards(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_config_check_accepts_the_shipped_topologies(name: str, form: str) -> No
         (
             'aliases = ["',
             'context = 9000\naliases = ["',
-            r":13: .*context: 9000 is more than.* 8192",
+            r":15: .*context: 9000 is more than.* 8192",
         ),
     ],
 )
@@ -102,17 +102,27 @@ def test_config_check_looks_at_the_models(tmp_path: Path, old: str, new: str, wo
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_process_command_passes_exit_code_and_words_on(tmp_path: Path) -> None:
-    topology = str(ROOT / "deploy" / "topologies" / "local.toml")
-    done = skerry("router", "--topology", topology, "--state", str(tmp_path), "--name", "mars")
+@pytest.fixture
+def fixed_ports(tmp_path: Path) -> str:
+    """A topology whose processes can start by themselves."""
+    shipped = (ROOT / "deploy" / "topologies" / "local.toml").read_text(encoding="utf-8")
+    fixed = 'name = "home"\nhttp = "127.0.0.1:9"\ngrpc = "127.0.0.1:10"'
+    (tmp_path / "fixed.toml").write_text(shipped.replace('name = "home"', fixed), encoding="utf-8")
+    return str(tmp_path / "fixed.toml")
+
+
+def test_a_process_command_passes_exit_code_and_words_on(fixed_ports: str, tmp_path: Path) -> None:
+    done = skerry("router", "--topology", fixed_ports, "--state", str(tmp_path), "--name", "mars")
     assert done.returncode == 2
     assert "mars" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["edge", "router", "node"])
-def test_a_process_keeps_its_state_where_the_world_does(command: str, tmp_path: Path) -> None:
+def test_a_process_keeps_its_state_where_the_world_does(
+    command: str, fixed_ports: str, tmp_path: Path
+) -> None:
     """`--state` is for those who want it elsewhere; help says where the logs go."""
-    done = skerry(command, "--topology", "local", "--name", "mars", cwd=tmp_path)
+    done = skerry(command, "--topology", fixed_ports, "--name", "mars", cwd=tmp_path)
     assert done.returncode == 2
     assert "mars" in done.stderr
     assert "stderr" in skerry(command, "--help").stdout
@@ -143,3 +153,12 @@ def test_up_says_what_a_broken_topology_lacks(tmp_path: Path) -> None:
     done = skerry("up", "--topology", str(path), cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["edge", "router", "node"])
+def test_a_process_by_itself_needs_fixed_ports(command: str, tmp_path: Path) -> None:
+    name = {"edge": "here", "router": "home", "node": "home-1"}[command]
+    done = skerry(command, "-t", "local", "--state", str(tmp_path), "--name", name)
+    assert done.returncode == 2
+    assert done.stderr.endswith("give regions.home http and grpc fixed ports\n")
+    assert done.stderr.count("\n") == 1

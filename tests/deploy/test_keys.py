@@ -13,6 +13,8 @@ from core.errors import ConfigError
 from core.keys import KeyBook, new_key, parse_lines
 from deploy.commands import app
 from deploy.keys import listing
+from deploy.state import claim_any
+from deploy.where import options_for, topology_file
 
 NOW = 1_796_040_000.0
 
@@ -89,3 +91,43 @@ def test_mistakes_are_named(tmp_path: Path, words: tuple[str, ...], complaint: s
     assert isinstance(said.exception, ConfigError)
     assert complaint in str(said.exception)
     assert not (tmp_path / "keys.jsonl").exists()
+
+
+def make(*words: str) -> Result:
+    return CliRunner().invoke(app, ["keys", "create", "--tenant", *words])
+
+
+def test_without_options_the_running_world_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / ".skerry"
+    shipped = topology_file("local").read_text(encoding="utf-8").replace(".harbour", ".quay")
+    with claim_any(root, "local", print) as local:
+        (local.run / "topology.toml").write_text(shipped, encoding="utf-8")
+        local.record({}, {})
+        made = make("quay")
+        assert "for the world 'local' in .skerry/local;" in made.stderr
+        assert [one.tenant for one in book(local.path).created()] == ["quay"]
+        assert make("quay", "--state", ".skerry/local").exit_code == 0
+        with claim_any(root, "other", print) as other:
+            other.record({}, {})
+            several = str(make("quay").exception)
+        assert "--state .skerry/local or --state .skerry/other" in several
+        assert "'two-regions' in .skerry/two-regions" in make("harbour", "-t", "two-regions").stderr
+    assert "'two-regions' in .skerry/two-regions" in make("harbour").stderr
+
+
+@pytest.mark.parametrize("shipped", ["local", "sharded", "five-regions", "two-regions"])
+def test_every_shipped_world_has_somebody_to_own_a_key(tmp_path: Path, shipped: str) -> None:
+    assert keys(tmp_path, "create", "--tenant", "harbour", "-t", shipped).exit_code == 0
+
+
+def test_options_that_lead_to_a_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = Path(".skerry/two-regions")
+    assert options_for(topology_file("two-regions"), "two-regions", usual) == ""
+    assert options_for(topology_file("local"), "local", Path(".skerry/local-2").resolve()) == (
+        " -t local --state .skerry/local-2"
+    )
+    assert options_for(Path("my world.toml"), "two-regions", usual) == " -t 'my world.toml'"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher import running
+from deploy.launcher import EDGE_GRACE_S, GRACE_S, HURRY_S, TELL_S, running
 from deploy.process import Pauses, Process, Spec, describe_exit
 from tests.conftest import Spawn
 from tests.deploy.waiting import is_gone, until
@@ -36,8 +36,8 @@ def said() -> Lines:
     return Lines()
 
 
-def spec(name: str, folder: Path, *arguments: str) -> Spec:
-    return Spec(name, "node", "tests.deploy.stubs", arguments, {}, folder / f"{name}.log")
+def spec(name: str, folder: Path, *arguments: str, kind: str = "node") -> Spec:
+    return Spec(name, kind, "tests.deploy.stubs", arguments, {}, folder / f"{name}.log")
 
 
 @pytest.fixture
@@ -77,11 +77,33 @@ def test_a_process_deaf_to_sigterm_is_killed_after_the_grace(
     tmp_path: Path, said: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deploy.launcher.GRACE_S", 0.2)
+    monkeypatch.setattr("deploy.launcher.HURRY_S", 0.2)
     path = tmp_path / "pid"
     with running([spec("one", tmp_path, "stubborn", str(path))], say=said) as processes:
         pid = until(lambda: read_pid(path))
     assert is_gone(pid)
     assert processes["one"].exit_code == -signal.SIGKILL
+
+
+def test_edges_end_first_and_the_late_are_asked_a_second_time(
+    tmp_path: Path, said: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edge that still answers hears from its router that it ends, before it is hurried."""
+    monkeypatch.setattr("deploy.launcher.EDGE_GRACE_S", 0.2)
+    monkeypatch.setattr("deploy.launcher.HURRY_S", 5.0)
+    specs = [
+        spec(kind, tmp_path, "patient", str(tmp_path / kind), kind=kind)
+        for kind in ("router", "edge")
+    ]
+    monkeypatch.setattr("deploy.launcher.TELL_S", 0.5)
+    with running(specs, say=said) as processes:
+        until(lambda: all(read_pid(tmp_path / kind) for kind in processes))
+    assert (tmp_path / "asked").read_text().split() == ["edge", "router", "router", "edge"]
+    assert [process.exit_code for process in processes.values()] == [0, 0]
+
+
+def test_the_end_of_a_world_is_bounded() -> None:
+    assert EDGE_GRACE_S + GRACE_S + TELL_S + HURRY_S <= 12
 
 
 def test_a_killed_process_is_started_again_and_said(

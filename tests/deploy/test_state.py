@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from deploy.state import DEFAULT_EDGE, claim, claim_any, first_edge, folder_name, running
+from deploy.state import DEFAULT_EDGE, MARKS, claim, claim_any, first_edge, folder_name, running
 
 
 def test_claimed_folder_is_refused_to_a_second_world(state: Path) -> None:
@@ -62,3 +62,46 @@ def test_folder_names_are_plain() -> None:
     assert [folder_name(one) for one in ("two-regions", "a/../b c", "…")] == [
         "two-regions", "a-b-c", "world"
     ]  # fmt: skip
+
+
+def test_only_run_folders_of_our_own_are_removed(state: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (elsewhere, state / "run-results", state / "run-20260101-120000-kept"):
+        folder.mkdir(parents=True)
+        (folder / "data").write_text("mine")
+    (state / "run-20260101-120001").symlink_to(elsewhere)
+    (state / "run-20260101-120002").write_text("a file")
+    (state / "run-20260101-120003").mkdir()
+    (state / "region.secret").write_text("s")
+    with claim(state) as held:
+        left = {path.name for path in state.glob("run-*")} - {held.run.name}
+    assert left == {
+        "run-results", "run-20260101-120000-kept", "run-20260101-120001", "run-20260101-120002"
+    }  # fmt: skip
+    assert (elsewhere / "data").read_text() == "mine"
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(state: Path) -> None:
+    state.mkdir(exist_ok=True)
+    (state / "thesis.txt").write_text("mine")
+    (state / "logs").mkdir()
+    with pytest.raises(ConfigError, match="neither empty nor a state folder") as said, claim(state):
+        pass
+    assert str(said.value).count("\n") == 0
+    assert {path.name for path in state.iterdir()} == {"thesis.txt", "logs"}
+
+
+def test_a_lock_of_somebody_else_is_not_overwritten(state: Path) -> None:
+    state.mkdir(exist_ok=True)
+    (state / "lock").write_text("their notes")
+    with pytest.raises(ConfigError, match="is not Skerry's"), claim(state):
+        pass
+    assert (state / "lock").read_text() == "their notes"
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "own-keys.jsonl"])
+def test_a_folder_with_a_mark_of_ours_is_taken(state: Path, mark: str) -> None:
+    state.mkdir(exist_ok=True)
+    (state / mark).write_text("")
+    with claim(state, marks=["own-keys.jsonl"]) as held:
+        assert held.path == state

@@ -7,16 +7,17 @@ import sys
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
 from core import config
-from core.config_tenants import Access
+from core.config_tenants import Access, Tenant
 from core.types import Role
 from deploy import toml_write
 from deploy.launcher import run_world
 from deploy.state import running
-from deploy.up import expected
+from deploy.up import expected, key_line, stopping
 from tests.conftest import Spawn
 from tests.deploy.waiting import is_gone, until
 from tests.tiny_text import write_tiny_folder
@@ -44,11 +45,46 @@ def topology_file(tmp_path: Path, free_port: int) -> Path:
     return path
 
 
-def test_the_memory_of_a_world_is_told_before_it_starts() -> None:
-    shipped = config.load(ROOT / "deploy" / "topologies" / "five-regions.toml", state=ROOT)
-    assert expected(shipped.topology) == (
-        "  5 routers, 5 nodes, 3 edge processes: about 2.9 GB of memory with the bundled model"
+@pytest.mark.parametrize(
+    ("shipped", "told"),
+    [
+        ("five-regions", "5 routers, 5 nodes, 3 edge processes: about 2.9 GB"),
+        ("sharded", "1 routers, 2 nodes of 5 ranks, 1 edge processes: about 2.0 GB"),
+    ],
+)
+def test_the_memory_of_a_world_is_told_before_it_starts(shipped: str, told: str) -> None:
+    path = ROOT / "deploy" / "topologies" / f"{shipped}.toml"
+    described = config.load(path, state=ROOT).topology
+    assert expected(described) == f"  {told} of memory with the bundled model"
+
+
+def test_the_line_for_a_key_can_be_copied(topology_file: Path) -> None:
+    described = config.load(topology_file, state=ROOT).topology
+    assert "add [tenants.NAME]" in key_line(described, "")
+    owned = msgspec.structs.replace(described, tenants={"quay": Tenant()})
+    assert key_line(owned, " -t local") == (
+        "Callers need a key: "
+        "export SKERRY_KEY=$(.venv/bin/skerry keys create --tenant quay -t local)"
     )
+
+
+@pytest.mark.parametrize(
+    ("active", "said"),
+    [
+        ((0, 0), "stopping"),
+        ((1, None), "stopping, 1 answer under way; Ctrl-C again breaks off"),
+        ((1, 2), "stopping, 3 answers under way; Ctrl-C again breaks off"),
+    ],
+)
+def test_what_is_under_way_is_told_at_the_end(active: tuple[int | None, ...], said: str) -> None:
+    counts = {f"r{place}": count for place, count in enumerate(active)}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        count = counts[request.url.host]
+        return httpx.Response(503) if count is None else httpx.Response(200, json={"active": count})
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+        assert stopping(client, {name: f"http://{name}" for name in counts}) == said
 
 
 def start_up(spawn: Spawn, path: Path) -> "subprocess.Popen[str]":
@@ -101,6 +137,8 @@ def test_two_worlds_run_beside_each_other_and_end_alone(spawn: Spawn, topology_f
 
     first.terminate()
     assert first.wait(20) == 0
+    assert first.stdout is not None
+    assert "stopping\n" in first.stdout.read()
     until(lambda: all(is_gone(pid) for pid in everyone[first]))
     url = worlds[second.pid].edges["ams"]
     assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200

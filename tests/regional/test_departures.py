@@ -285,3 +285,20 @@ def test_drain_stops_what_does_not_end(tmp_path: Path) -> None:
             assert events[1].code == "draining"
 
     run(test())
+
+
+def test_broken_off_a_drain_ends_at_once_and_callers_are_told(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode")) as here:
+            decode = await here.joined("d1", "decode")
+            answer = here.asking(ask())
+            await decode.got("start")
+            stopping = asyncio.create_task(here.app.router.drain(600.0))
+            await here.until(lambda: here.app.router.draining)
+            here.app.router.break_off()
+            await stopping
+            fault = (await answer)[-1]
+            assert isinstance(fault, Fault)
+            assert fault.code == "draining"
+
+    run(test())

@@ -154,7 +154,8 @@ def test_status_stream(tmp_path: Path) -> None:
                     return frames[-1]
 
                 empty = await until(lambda it: True)
-                assert (empty.region, empty.models, empty.nodes) == ("here", (), ())
+                assert (empty.region, empty.models) == ("here", ())
+                assert [(one.name, one.alive) for one in empty.nodes] == [("d1", False)]
                 node = await here.joined(*NODE)
                 up = await until(lambda it: it.models)
                 assert up.models[0].name == MODEL
@@ -188,7 +189,7 @@ def test_status_page_and_metrics(tmp_path: Path) -> None:
             await _fault(here, ask(model="nope"))
             async with here.client.get(f"{here.base}/status") as page:
                 status = msgspec.json.decode(await page.read(), type=RegionStatus)
-            assert [(one.name, one.pid) for one in status.nodes] == [("d1", 7)]
+            assert [(one.name, one.pid, one.alive) for one in status.nodes] == [("d1", 7, True)]
             async with here.client.get(f"{here.base}/metrics") as page:
                 lines = (await page.text()).splitlines()
             for line in (
@@ -200,5 +201,21 @@ def test_status_page_and_metrics(tmp_path: Path) -> None:
                 'skerry_kv_blocks_used{node="d1",region="here"} 3.0',
             ):
                 assert line in lines
+
+    run(test())
+
+
+def test_a_lost_node_stays_in_the_status_and_out_of_the_metrics(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, NODE) as here:
+            node = await here.joined(*NODE)
+            await node.die()
+            await here.until(lambda: here.app.router.cluster.view().nodes == ())
+            async with here.client.get(f"{here.base}/status") as page:
+                status = msgspec.json.decode(await page.read(), type=RegionStatus)
+            [lost] = status.nodes
+            assert (lost.name, lost.role, lost.alive, lost.pid) == ("d1", NODE[1], False, 0)
+            async with here.client.get(f"{here.base}/metrics") as page:
+                assert 'node="d1"' not in await page.text()
 
     run(test())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from core.events import Accepted, Delta, Done, Fault, Finish, Moved
 from core.types import GenerateRequest, PoolId
@@ -278,7 +279,9 @@ def test_decode_node_lost_after_the_first_delta(tmp_path: Path) -> None:
     run(test())
 
 
-def test_the_last_node_lost_says_so(tmp_path: Path) -> None:
+def test_the_last_node_lost_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller hears that it was lost, the operator's log which one."""
+
     async def test() -> None:
         async with region(tmp_path, *PAIR) as here:
             prefill, decode = await _pair(here)
@@ -288,9 +291,13 @@ def test_the_last_node_lost_says_so(tmp_path: Path) -> None:
             events = await answer
             assert isinstance(events[-1], Fault)
             assert (events[-1].code, events[-1].retryable) == ("node_lost", True)
+            assert events[-1].message == "the node that computed this answer was lost"
             assert here.at_rest()
 
-    run(test())
+    with caplog.at_level("INFO"):
+        run(test())
+    (said,) = [one.message for one in caplog.records if "ends with node_lost" in one.message]
+    assert said.endswith("ends with node_lost: decode node 'd1' was lost")
 
 
 def test_refusals_that_are_not_retryable_reach_the_client(tmp_path: Path) -> None:

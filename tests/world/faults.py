@@ -39,7 +39,7 @@ def alive(world: LocalWorld, region: str) -> bool:
     """Whether both nodes of the region serve, and every edge has heard it."""
     url = f"{world.routers[region]}/readyz"
     ready = httpx.get(url, timeout=5, trust_env=False).status_code == 200
-    both = ready and len(region_status(world, region)["nodes"]) == 2
+    both = ready and sum(one["alive"] for one in region_status(world, region)["nodes"]) == 2
     return both and all(_hears(edge, region) for edge in world.edges.values())
 
 
