@@ -54,13 +54,6 @@ class _Follower:
     taken: bytes
 
 
-def vocabulary_of(source: Path, vocab_size: int) -> LLTokenizer:
-    """For `Masks`. Raises ConfigError, UnsupportedField."""
-    from core.text.model import load_grammar_tokens  # 10 MB that most ranks never need
-
-    return load_grammar_tokens(source, vocab_size)
-
-
 class _Broken(Exception):
     """The grammar cannot be followed; the message is for the log and never quotes the answer."""
 
@@ -96,6 +89,18 @@ class Masks:
         self._fill_s = 0.0
         """What the last step's masks took, of one processor."""
         self._scratch = Scratch(vocab_size)
+
+    @classmethod
+    def of(cls, source: Path, vocab_size: int, max_sequences: int) -> Masks:
+        """Those of a rank with the model at `source`. A grammar that comes raises ConfigError or
+        UnsupportedField where the vocabulary cannot be read."""
+
+        def tokens() -> LLTokenizer:
+            from core.text.model import load_grammar_tokens  # 10 MB that most ranks never need
+
+            return load_grammar_tokens(source, vocab_size)
+
+        return cls(tokens, vocab_size, sequences=2 * max_sequences)
 
     def begin(self, rows: Sequence[Row]) -> Filling | None:
         """Start on the masks of a step; None when no row has a grammar. `rows` in the order of
@@ -147,7 +152,7 @@ class Masks:
         return masks
 
     def _mask(self, matcher: LLMatcher) -> Allowed:
-        from llguidance.numpy import fill_next_token_bitmask  # see vocabulary_of
+        from llguidance.numpy import fill_next_token_bitmask  # see `of`
 
         words = np.empty((1, self._words), dtype=np.int32)
         fill_next_token_bitmask(matcher, words, 0)
@@ -180,7 +185,7 @@ class Masks:
     def _matcher(self, grammar: str) -> LLMatcher:
         made = self._compiled.get(grammar)
         if made is None:
-            from llguidance import LLMatcher  # see vocabulary_of
+            from llguidance import LLMatcher  # see `of`
 
             from core.text.grammar import limits
 

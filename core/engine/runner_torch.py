@@ -11,12 +11,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from core.engine.grammar import Masks, vocabulary_of
+from core.engine.grammar import Masks
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel, StepPlan, StepResult, Work
 from core.engine.stepper import Stepper, kv_geometry, measure
@@ -92,11 +91,7 @@ class TorchRunner:
         geometry = kv_geometry(model, name, config.kv_blocks)
         self._descriptor, shared = memory.allocate(geometry.pool_bytes)
         use_large_pages(shared)
-        self._masks = masks = Masks(
-            partial(vocabulary_of, Path(config.source), model.vocab_size),
-            model.vocab_size,
-            sequences=2 * config.max_sequences,
-        )
+        self._masks = masks = Masks.of(Path(config.source), model.vocab_size, config.max_sequences)
         self._stepper = stepper = Stepper(decoder, geometry, shared, masks)
         progress("measuring", 0.0)
         prefill, decode = measure(stepper.step, geometry, config.max_step_tokens)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from core.engine.crew import Peer, dial, gather, listen
-from core.engine.grammar import Masks, vocabulary_of
+from core.engine.grammar import Masks
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel
 from core.engine.process_groups import Groups, Meeting, make_groups
@@ -117,11 +117,7 @@ class SplitRank:
         self._descriptor, shared = memory.allocate(geometry.pool_bytes)
         use_large_pages(shared)
         if own.predicts:
-            self._masks = Masks(
-                partial(vocabulary_of, Path(config.source), model.vocab_size),
-                model.vocab_size,
-                sequences=2 * config.max_sequences,
-            )
+            self._masks = Masks.of(Path(config.source), model.vocab_size, config.max_sequences)
         self._stepper = ShardStepper(stage, config.plan, geometry, shared, groups, self._masks)
         progress("weights", 1.0)
         return LoadedModel(

@@ -18,7 +18,7 @@ import torch
 
 from core.engine.gpu.device import Device
 from core.engine.gpu.stepper import DeviceStepper, Launched
-from core.engine.grammar import Masks, vocabulary_of
+from core.engine.grammar import Masks
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel, StepPlan, StepResult, Work
 from core.engine.stepper import kv_geometry, measure
@@ -190,11 +190,7 @@ class DeviceRunner:
             compiled.result()
         progress("kernels", 1.0)
         shared = self._memory(geometry, device)
-        self._masks = masks = Masks(
-            partial(vocabulary_of, Path(config.source), model.vocab_size),
-            model.vocab_size,
-            sequences=2 * config.max_sequences,
-        )
+        self._masks = masks = Masks.of(Path(config.source), model.vocab_size, config.max_sequences)
         self._stepper = stepper = DeviceStepper(
             decoder,
             geometry,
