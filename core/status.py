@@ -90,6 +90,16 @@ class RegionStatus(
     """Share of KV blocks held by sequences, of the fullest decode pool."""
     draining: bool = False
     release: str = ""
+    prompt_tokens: int = 0
+    """Of requests that were answered, since the router's start; the four below are parts of it."""
+    reusable_tokens: int = 0
+    """Held by some node of the region when the request was placed."""
+    routed_tokens: int = 0
+    """Held by the pool that was to read it."""
+    pulled_tokens: int = 0
+    """Meant to be fetched for it from another pool."""
+    delivered_tokens: int = 0
+    """Computed by nobody for that request."""
 
 
 class RegionPrefixes(

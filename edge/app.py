@@ -39,6 +39,9 @@ from edge.crew.siblings import NoSiblings, SocketSiblings
 from edge.gateway import Gateway
 from edge.hold import Hold
 from edge.journal import Recent
+from edge.page.files import read_files
+from edge.page.handlers import page_handlers
+from edge.page.neighbours import Neighbours
 from edge.queue_client import HttpQueueClient, QueueClient
 from edge.region_client import HttpRegionClient, RegionClient, new_session
 from edge.routing.regions import Regions
@@ -161,6 +164,18 @@ async def open_edge(
                     *pages.handlers(),
                     *inside_handlers(chorus, secret),
                     keys_handler(tenants.keyring, secret),
+                    *page_handlers(
+                        read_files(),
+                        topology=topology,
+                        outlook=outlook,
+                        chorus=chorus,
+                        door=tenants.door,
+                        neighbours=Neighbours(
+                            [one for one in topology.edges if one.name != name], session.http
+                        ),
+                        version=version,
+                        secret=secret,
+                    ),
                 ],
                 exception_handlers=exception_handlers(),
                 cors_config=cors(edge.origins),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from typing import Any
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
-from core.errors import Forbidden
+from edge.api.operator import check_secret
 from edge.tenants.keyring import Keyring
 
 _Request = Request[Any, Any, Any]  # user, auth and state of the framework: none is used
@@ -20,9 +19,7 @@ def keys_handler(keyring: Keyring, secret: bytes) -> HTTPRouteHandler:
 
     @get("/internal/v1/keys")
     async def keys(request: _Request) -> Response[bytes]:
-        given = request.headers.get("x-skerry-secret", "").encode()
-        if not hmac.compare_digest(given, secret):
-            raise Forbidden("This page is for edges of the same world.")
+        check_secret(request, secret)
         made = {"x-skerry-keys-made": "yes"} if keyring.book().made else {}
         etag = f'"{hashlib.sha256(keyring.text).hexdigest()}{"-made" if made else ""}"'
         same = request.headers.get("if-none-match") == etag

@@ -23,7 +23,7 @@ from edge.api.error_form import ErrorForm, OpenAIErrors
 from edge.api.exchange import Desk, Dialect, Exchange, refusal_headers
 from edge.api.openai import Intake, Parsed
 from edge.api.openai_render import ChatRenderer, Renderer, TextRenderer
-from edge.api.status_page import FrontPage, Outlook
+from edge.api.status_page import Outlook
 from edge.api.workers_ai_errors import CLOUDFLARE, CloudflareErrors
 from edge.crew.chorus import Chorus
 from edge.tenants.door import Door
@@ -47,10 +47,6 @@ class Pages:
 
     def handlers(self) -> list[HTTPRouteHandler]:
         """The routes that answer from what the edge knows."""
-
-        @route("/", http_method=_LOOK)
-        async def front() -> Response[bytes]:
-            return _json(FrontPage())
 
         @route("/healthz", http_method=_LOOK)
         async def healthz() -> Response[bytes]:
@@ -90,7 +86,7 @@ class Pages:
             name = str(request.path_params["model"]).removeprefix("/")
             return _json(self.outlook.model(name, caller))
 
-        return [front, healthz, readyz, status, scrape, openapi, models, model]
+        return [healthz, readyz, status, scrape, openapi, models, model]
 
 
 def generation_handlers(desk: Desk, intake: Intake) -> list[HTTPRouteHandler]:

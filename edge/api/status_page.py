@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from core.config import Edge, Topology
-from core.status import as_json
+from core.status import RegionStatus, as_json
 from core.types import ModelName
 from edge.admission import Admission
 from edge.api.openai import unknown_model
@@ -31,7 +33,7 @@ class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontPage(msgspec.Struct, frozen=True, kw_only=True):
-    """For whoever opens the edge's bare address."""
+    """For a program that asks the edge's bare address; browsers get the page."""
 
     api: str = "/v1"
     models: str = "/v1/models"
@@ -71,6 +73,10 @@ class Outlook:
             region.fresh and not region.draining and region.status and region.status.models
             for region in self._regions.view()
         )
+
+    def statuses(self) -> Iterable[RegionStatus]:
+        """Of the regions that are heard."""
+        return self._regions.fresh_statuses()
 
     def models(self, caller: Caller | None = None) -> ModelList:
         """All, or those that `caller` may ask."""

@@ -62,14 +62,16 @@ class Door:
         """Raises Unauthorized. A key that is given must be good; where callers need none, what is
         not a key of ours ("none", "EMPTY": clients insist on something) counts as none."""
         key = _bearer(headers.get(b"authorization", b""))
-        if not self._open() or (key is not None and key_id(key) is not None):
+        if self.needs_key or (key is not None and key_id(key) is not None):
             return self._of_key(key)
         return self._callers[ANONYMOUS]
 
-    def _open(self) -> bool:
+    @property
+    def needs_key(self) -> bool:
+        """Whether callers without a key are refused."""
         if self._anonymous == "until-keys":
-            return not self._book().made
-        return self._anonymous == "always"
+            return self._book().made
+        return self._anonymous != "always"
 
     def _of_key(self, key: str | None) -> Caller:
         if key is None:

@@ -1,0 +1,132 @@
+"""The page in a real browser: chat, world, stories, keys; by keyboard, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from playwright.async_api import Page, async_playwright, expect
+
+from core.events import Fault
+from tests.edge.fakes import END, SECRET, FakeRegion, Hold, delta, running_edge, saying, world_of
+from tests.servers import needed
+
+SCREENSHOT = Path(__file__).resolve().parents[3] / "build" / "page.png"
+EVIL = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
+
+
+@asynccontextmanager
+async def browsing(**context: object) -> AsyncIterator[Page]:
+    """A page of headless Chromium; whatever it complains of is an error here."""
+    complaints: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=needed("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = await browser.new_page(
+            viewport={"width": 1400, "height": 1000},
+            **context,  # type: ignore[arg-type]  # options of new_page
+        )
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: _refused(said.text, complaints))
+        yield page
+        await browser.close()
+    assert complaints == []
+
+
+def _refused(said: str, complaints: list[str]) -> None:
+    if "Content Security Policy" in said:
+        complaints.append(said)
+
+
+async def test_a_question_its_path_and_its_story_by_keyboard(tmp_path: Path) -> None:
+    eu, us = FakeRegion("eu", script=saying("It is ", EVIL)), FakeRegion("us")
+    async with (
+        eu.serving(),
+        us.serving(),
+        running_edge(world_of(tmp_path, eu, us)) as edge,
+        browsing() as page,
+    ):
+        await page.goto(edge.url)
+        await expect(page.get_by_text("edge here")).to_be_visible()
+        question = page.get_by_label("Your question")
+        await expect(question).to_be_focused()
+        await page.keyboard.type("What is a skerry?")
+        await page.keyboard.press("Enter")
+        talk = page.get_by_role("log")
+        await expect(talk).to_contain_text(f"It is {EVIL}")
+        await expect(talk).to_contain_text("12 prompt, 8 cached")
+        assert await page.title() == "Skerry", "an answer was read as HTML"
+
+        asked = eu.requests[0].id
+        row = page.get_by_role("button", name=asked)
+        await expect(page.get_by_role("row", name=asked)).to_contain_text("here → eu")
+        await row.focus()
+        await expect(page.locator("#region-eu")).to_have_class("place lit")
+        await page.keyboard.press("Enter")
+        story = page.get_by_role("dialog", name=f"Request {asked}")
+        await expect(story.get_by_role("listitem").first).to_contain_text("admit")
+        await expect(story.get_by_role("row", name="eu taken")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(story).to_be_hidden()
+
+        await page.get_by_role("button", name="Colours").click()
+        light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        await page.get_by_role("button", name="Colours").click()
+        dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert light != dark
+        await page.get_by_role("tab", name="Worker").click()
+        await expect(page.get_by_role("tabpanel")).to_contain_text('env.AI.run("tiny"')
+        SCREENSHOT.parent.mkdir(exist_ok=True)
+        await page.screenshot(path=SCREENSHOT, full_page=True)
+
+
+async def test_failures_are_told_where_they_happen(tmp_path: Path) -> None:
+    cut = Fault(code="internal_error", message="the node is gone")
+    eu = FakeRegion("eu", script=lambda _: [delta("Half an "), cut])
+    async with eu.serving(), browsing() as page, running_edge(world_of(tmp_path, eu)) as edge:
+        await page.goto(edge.url)
+        await page.get_by_label("Your question").fill("Hello?")
+        await page.get_by_role("button", name="Send").click()
+        talk = page.get_by_role("log")
+        await expect(talk).to_contain_text("Half an")
+        await expect(talk).to_contain_text("the node is gone")
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await page.route("**/page/world", lambda route: route.abort())
+        await expect(page.get_by_role("alert")).to_contain_text("does not answer")
+        await page.unroute("**/page/world")
+        await expect(page.get_by_role("alert")).to_be_hidden()
+        await page.goto("about:blank")
+
+
+async def test_stopping_an_answer_frees_it(tmp_path: Path) -> None:
+    going = asyncio.Event()
+    eu = FakeRegion("eu", script=lambda _: [delta("On "), Hold(going), *END])
+    async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge, browsing() as page:
+        await page.goto(edge.url)
+        await page.get_by_label("Your question").fill("Go on")
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.get_by_role("log")).to_contain_text("On")
+        await page.get_by_role("button", name="Stop").click()
+        await expect(page.get_by_role("log")).to_contain_text("stopped")
+        async with asyncio.timeout(5):
+            await eu.left[eu.requests[0].id].wait()
+
+
+async def test_from_elsewhere_it_asks_for_a_key(tmp_path: Path) -> None:
+    far = {"x-forwarded-for": "203.0.113.7"}
+    async with (
+        FakeRegion("eu").serving() as eu,
+        running_edge(world_of(tmp_path, eu)) as edge,
+        browsing(extra_http_headers=far) as page,
+    ):
+        await page.goto(edge.url)
+        dialog = page.get_by_role("dialog", name="Keys of this tab")
+        await expect(dialog).to_contain_text("wants an API key")
+        await dialog.get_by_label("Operator's secret").fill(SECRET)
+        await dialog.get_by_role("button", name="Use").click()
+        await expect(page.get_by_text("edge here")).to_be_visible()
+        await expect(page.get_by_text("Nothing has been asked yet.")).to_be_visible()
