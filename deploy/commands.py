@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deploy.configs import config
 from deploy.tenants import keys, usage
 from deploy.where import StateOption, TopologyOption, topology_file, world_of
 
@@ -21,10 +22,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-config = typer.Typer(help="Look at topology files.", no_args_is_help=True)
 app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
 app.command()(usage)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which release this is.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        from core.release import release
+
+        print(f"skerry {release()}")
+        raise typer.Exit
+
 
 EdgeOption = Annotated[
     str | None, typer.Option("--edge", help="URL of an edge; by default that of the running world.")
@@ -152,24 +166,6 @@ def explain(
         print("\n".join(explained.aligned(table, len(table[0]))))
     else:
         print("\n".join(explained.lines(explained.find(bases, request_id, secret))))
-
-
-@config.command("check")
-def config_check(
-    file: Annotated[str, typer.Argument(help="A topology file, or the name of a shipped one.")],
-) -> None:
-    """Read a topology file and say what it describes, or what is wrong with it."""
-    from core.config import load
-    from deploy.models import check_models
-
-    described = load(topology_file(file), state=Path(".skerry"))
-    check_models(described)
-    world = described.topology
-    nodes = sum(len(region.nodes) for region in world.regions)
-    print(
-        f"{file}: ok. {len(world.edges)} edges, {len(world.regions)} regions, {nodes} nodes, "
-        f"models: {', '.join(world.models)}"
-    )
 
 
 def _become(module: str, given: str, state: Path | None, name: str) -> None:

@@ -27,7 +27,7 @@ BESIDE = 9
 
 MARKS = (
     "lock", "current.json", "region.secret", "fleet.secret", "keys.jsonl",
-    "keys.jsonl.made", "budgets.sqlite", "usage",
+    "keys.jsonl.made", "budgets.counts", "usage",
 )  # fmt: skip
 """What tells a state folder from any other one: `skerry up` or `skerry keys` made it."""
 _RUN = re.compile(r"run-\d{8}-\d{6}")
@@ -132,6 +132,18 @@ def current_of(folder: Path) -> Current | None:
     except (OSError, msgspec.MsgspecError):  # none, ended, being written, or of another release
         return None
     return current
+
+
+def running_topology(state: Path | None, root: Path = FOLDER) -> Path:
+    """The file that the running world was started from, as it was resolved. Raises ConfigError."""
+    found = [current_of(state)] if state is not None else list(running(root))
+    files = [one.topology for one in found if one is not None and one.topology]
+    if len(files) != 1:
+        what = "no world runs" if not files else f"{len(files)} worlds run"
+        raise ConfigError(
+            f"{what} on {state or root}; say which one with --state, or give two files"
+        )
+    return Path(files[0])
 
 
 def first_edge(root: Path = FOLDER) -> str:

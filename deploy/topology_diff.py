@@ -1,0 +1,130 @@
+"""What differs between two topologies, and which processes have to be started again for it. Pure.
+
+Edges, regions and nodes are compared by name, so that one that moved in the file is no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from core.config import Edge, Node, Region, Topology, World
+
+Path = tuple[str, ...]
+_ABSENT = object()
+_NAMED = ("edges", "regions", "nodes")
+_ROUTER_KEYS = ("http", "grpc", "split_min_tokens", "place", "routers")
+"""Of a region: what its router alone reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`old` or `new` is None where the key, or what is named, is on one side alone."""
+
+    path: Path
+    old: str | None
+    new: str | None
+
+    def __str__(self) -> str:
+        where = ".".join(self.path)
+        if self.old is None or self.new is None:
+            sign, value = ("+", self.new) if self.old is None else ("-", self.old)
+            return f"{sign} {where}" if value == "{}" else f"{sign} {where} = {value}"
+        return f"~ {where}: {self.old} → {self.new}"
+
+
+def changes(old: Topology, new: Topology) -> list[Change]:
+    return list(_between((), _plain(old), _plain(new)))
+
+
+def restarts(found: list[Change], new: Topology) -> list[str]:
+    """Names of the processes of `new` that have to be started again, in the topology's order."""
+    everyone = [
+        *(region.name for region in new.regions),
+        *(node.name for region in new.regions for node in region.nodes),
+        *(edge.name for edge in new.edges),
+    ]
+    wanted = {name for change in found for name in _readers(change.path, new, everyone)}
+    return [name for name in everyone if name in wanted]
+
+
+def as_it_would_run(given: World, running: Topology) -> Topology:
+    """`given` with what a start resolves: the ports that `running` found for port 0, and sources
+    that do not hang on the place of the file."""
+    edges = {edge.name: edge for edge in running.edges}
+    regions = {region.name: region for region in running.regions}
+    topology = given.topology
+    return msgspec.structs.replace(
+        topology,
+        models={
+            name: msgspec.structs.replace(model, source=given.model_source(name))
+            for name, model in topology.models.items()
+        },
+        edges=tuple(
+            msgspec.structs.replace(
+                one, listen=_resolved(one.listen, edges.get(one.name), "listen")
+            )
+            for one in topology.edges
+        ),
+        regions=tuple(
+            msgspec.structs.replace(
+                one,
+                http=_resolved(one.http, regions.get(one.name), "http"),
+                grpc=_resolved(one.grpc, regions.get(one.name), "grpc"),
+            )
+            for one in topology.regions
+        ),
+    )
+
+
+def _resolved(given: str, found: Edge | Region | None, key: str) -> str:
+    return getattr(found, key) if found is not None and given.endswith(":0") else given
+
+
+def _readers(path: Path, new: Topology, everyone: list[str]) -> Iterator[str]:
+    """Who reads what lies at `path`."""
+    edges = [edge.name for edge in new.edges]
+    match path:
+        case ("edges", name, *_):
+            yield name
+        case ("regions", region, "nodes", node, *_):
+            yield node
+        case ("regions", region, key, *_) if key in _ROUTER_KEYS:
+            yield region
+            yield from edges
+            if key in ("grpc", "routers"):
+                yield from (n.name for one in new.regions if one.name == region for n in one.nodes)
+        case ("regions", *_):
+            yield from everyone  # a region came or went, or its weight changed: the ring's walks
+        case ("tenants" | "access" | "budgets" | "residency" | "currency" | "routing", *_):
+            yield from edges
+        case _:
+            yield from everyone
+
+
+def _between(path: Path, old: object, new: object) -> Iterator[Change]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from _between((*path, str(key)), old.get(key, _ABSENT), new.get(key, _ABSENT))
+    elif old != new:
+        yield Change(path, _written(old), _written(new))
+
+
+def _written(value: object) -> str | None:
+    """A whole table that came or went is said by its name: what is in it, the file shows."""
+    if value is _ABSENT:
+        return None
+    return "{}" if isinstance(value, Mapping) else msgspec.json.encode(value).decode()
+
+
+def _plain(value: object, key: str = "") -> object:
+    """Tables as mappings; arrays of what has names as mappings by name."""
+    if isinstance(value, tuple) and key in _NAMED and not any(isinstance(v, str) for v in value):
+        return {one.name: _plain(one) for one in value if isinstance(one, Edge | Region | Node)}
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(one, name) for name, one in msgspec.structs.asdict(value).items()}
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,0 +1,104 @@
+"""`skerry config diff` and `schema`, and the note on memory."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from core.config import World, load, parse
+from core.models.config import Latent, ModelConfig
+from deploy.memory import bytes_per_token, check_memory
+from deploy.topology_diff import as_it_would_run, changes, restarts
+from deploy.where import SHIPPED
+from tests.deploy.test_cli import skerry
+
+TEXT = (SHIPPED / "two-regions.toml").read_text()
+
+
+def _edited(*pairs: tuple[str, str]) -> str:
+    text = TEXT
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "again"),
+    [
+        ("concurrent_streams = 64", "concurrent_streams = 65",
+         "~ tenants.lighthouse.concurrent_streams: 64 → 65", ["nyc", "ams"]),
+        ('name = "eu-decode-1"', 'name = "eu-decode-1"\nkv_tokens = 8192',
+         "~ regions.eu.nodes.eu-decode-1.kv_tokens: 16384 → 8192", ["eu-decode-1"]),
+        ('place = "Amsterdam"', 'place = "Amsterdam"\nworkers = 2',
+         "~ edges.ams.workers: 1 → 2", ["ams"]),
+        ('place = "Frankfurt"', 'place = "Frankfurt"\nsplit_min_tokens = 64',
+         "~ regions.eu.split_min_tokens: 256 → 64", ["eu", "nyc", "ams"]),
+        ('name = "us-decode-1"', 'name = "us-decode-2"', "+ regions.us.nodes.us-decode-2",
+         ["us-decode-2"]),
+    ],
+)  # fmt: skip
+def test_who_has_to_start_again(old: str, new: str, said: str, again: list[str]) -> None:
+    before, after = parse(TEXT), parse(_edited((old, new)))
+    found = changes(before, after)
+    assert said in map(str, found)
+    assert restarts(found, after) == again
+
+
+def test_what_only_moved_in_the_file_is_no_change() -> None:
+    head, nyc, ams = TEXT.partition('[[edges]]\nname = "nyc"')[0], *TEXT.split("[[edges]]")[1:]
+    ams, regions = ams.split("[[regions]]", 1)
+    moved = f"{head}[[edges]]{ams}[[edges]]{nyc}[[regions]]{regions}"
+    assert parse(moved) != parse(TEXT)
+    assert changes(parse(TEXT), parse(moved)) == []
+
+
+def test_ports_that_the_start_found_are_no_change(tmp_path: Path) -> None:
+    path = tmp_path / "world.toml"
+    path.write_text(TEXT)
+    given = load(path, state=tmp_path)
+    running = parse(_edited(('place = "Virginia"', 'place = "Virginia"\nhttp = "127.0.0.1:4711"')))
+    assert changes(running, as_it_would_run(given, running)) == []
+
+
+def test_the_schema_takes_every_shipped_topology_and_refuses_a_typo() -> None:
+    schema = json.loads(skerry("config", "schema").stdout)
+    for path in sorted(SHIPPED.glob("*.toml")):
+        jsonschema.validate(tomllib.loads(path.read_text()), schema)
+    wrong = tomllib.loads(TEXT)
+    wrong["edges"][0]["plase"] = "New York"
+    with pytest.raises(jsonschema.ValidationError, match="plase"):
+        jsonschema.validate(wrong, schema)
+
+
+def test_the_command_says_both_sides_and_exits_1() -> None:
+    done = skerry("config", "diff", "two-regions", "local")
+    assert done.returncode == 1
+    assert "- regions.us\n" in done.stdout
+    assert "to be started again: home, home-1, here" in done.stdout
+    same = skerry("config", "diff", "local", "local")
+    assert (same.returncode, same.stdout) == (0, "no difference\n")
+
+
+def test_pools_that_do_not_fit_are_said(tmp_path: Path) -> None:
+    topology = parse(
+        _edited(('name = "eu-decode-1"', 'name = "eu-decode-1"\nkv_tokens = 40_000_000'))
+    )
+    world = World(topology, tmp_path / "world.toml", tmp_path)
+    notes = list(check_memory(world, free_mb=16_000))
+    assert notes[0].startswith("node 'eu-decode-1': kv_tokens = 40000000 takes 921,600 MB")
+    assert notes[1].startswith("all KV pools together take")
+    assert list(check_memory(World(parse(TEXT), tmp_path / "w", tmp_path), free_mb=16_000)) == []
+
+
+def test_latent_kv_is_one_row_for_all_heads() -> None:
+    config = ModelConfig(
+        family="latent", vocab_size=8, hidden=8, layers=3, heads=4, kv_heads=1, head_dim=8,
+        intermediate=8, context=8, norm_eps=0, rope_theta=1e4,
+        latent=Latent(query_rank=0, rank=16, nope=4, rope=4, value=4),
+    )  # fmt: skip
+    assert bytes_per_token(config, "auto") == 3 * 20 * 2
