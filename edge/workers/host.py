@@ -1,0 +1,378 @@
+"""The Workers of one edge: staged, served, kept, ended. Its steps come one after the other.
+
+A deploy has two steps here, so that several edges change together or none does: `stage` checks and
+starts a version beside the one that is served, `activate` puts it into the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from core.config_workers import Workers
+from core.errors import InvalidRequest, NotFound, SkerryError, WorkerRefused
+from edge.workers.admin_pages import Row
+from edge.workers.bundle import Bundle, digest_of, unpack, version_of
+from edge.workers.cron import Cron, read_cron
+from edge.workers.kv_store import Space
+from edge.workers.logs import LogBook
+from edge.workers.register import Register, Served, check_settings
+from edge.workers.runtime import AI_CACHE, Runtime, Seat
+from edge.workers.shelf import Card, Deployment, Shelf
+from edge.workers.unit import Unit
+
+_log = logging.getLogger("skerry.workers")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a host works. `root` is private, short and goes with the process; `edge` is where the
+    edge accepts requests; `store` is the socket of the key-value store."""
+
+    root: Path
+    edge: str
+    store: Path
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A Worker. `token` is what its processes say; `open`: it is being written, is not kept, and
+    its callers are told what it throws."""
+
+    name: str
+    token: str
+    book: LogBook
+    card: Card
+    open: bool = False
+    active: Unit | None = None
+    staged: dict[str, Unit] = field(default_factory=dict)
+
+
+class Host:
+    def __init__(
+        self,
+        *,
+        place: Place,
+        register: Register,
+        limits: Workers,
+        shelf: Shelf,
+        runtimes: Mapping[str, Runtime],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._place = place
+        self._register = register
+        self._limits = limits
+        self._shelf = shelf
+        self._runtimes = runtimes
+        self._clock = clock
+        self._hosted: dict[str, Hosted] = {}
+        self._serial = 0
+        self._turn = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Serve again what was served before. What does not start any more is told and left."""
+        for name in self._shelf.names():
+            try:
+                card = self._shelf.card(name)
+                if card is None or card.active is None:
+                    continue
+                hosted = self._made(name, card)
+                bundle = unpack(self._shelf.take(name, card.active))
+                await self._start(hosted, bundle, card.active)
+                hosted.active = hosted.staged.pop(card.active)
+            except SkerryError as error:
+                _log.error("worker not served name=%s why=%s", name, error)
+        self._write()
+
+    async def close(self) -> None:
+        """End all processes, at once."""
+        units = [unit for hosted in self._hosted.values() for unit in _units(hosted)]
+        self._hosted.clear()
+        self._write()
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*(unit.close(1.0) for unit in units), *self._ending,
+                             return_exceptions=True)  # fmt: skip
+
+    async def stage(self, name: str, data: bytes, *, tenant: str, open_: bool = False) -> str:
+        """Check a bundle and start it beside what is served. Returns its version. Raises
+        WorkerRefused, ConfigError."""
+        async with self._turn:
+            bundle = unpack(data)
+            if bundle.settings.name != name:
+                raise WorkerRefused(f"the bundle is of {bundle.settings.name!r}, not of {name!r}")
+            version = version_of(digest_of(data))
+            hosted = self._of(name, tenant, open_)
+            self._check(bundle, tenant)
+            await self._start(hosted, bundle, version)
+            if not open_:
+                self._shelf.put(name, data)
+            return version
+
+    async def stage_kept(self, name: str, version: str | None) -> str:
+        """The same for a version that is kept, by default the one served before. Raises NotFound,
+        WorkerRefused."""
+        async with self._turn:
+            hosted = self._known(name)
+            version = version or hosted.card.before
+            if version is None:
+                raise NotFound(f"the Worker {name!r} has no version before the present one")
+            kept = self._shelf.versions(name)
+            found = [one for one in kept if one.startswith(version)]
+            if len(found) != 1:
+                raise NotFound(
+                    f"the Worker {name!r} has {len(found) or 'no'} versions {version!r};"
+                    f" kept are: {', '.join(kept)}"
+                )
+            bundle = unpack(self._shelf.take(name, found[0]))
+            self._check(bundle, hosted.card.tenant)
+            await self._start(hosted, bundle, found[0])
+            return found[0]
+
+    async def activate(self, name: str, version: str, how: str) -> None:
+        """Serve what was staged. What was served ends after its last answer. Raises NotFound."""
+        async with self._turn:
+            hosted = self._known(name)
+            unit = hosted.staged.pop(version, None)
+            if unit is None:
+                raise NotFound(f"the version {version!r} of {name!r} is not staged on this edge")
+            before, hosted.active = hosted.active, unit
+            deployment = Deployment(version, int(self._clock()), how)
+            hosted.card = msgspec.structs.replace(
+                hosted.card, deployments=(*hosted.card.deployments, deployment)
+            )
+            if not hosted.open:
+                self._shelf.write(name, hosted.card)
+            self._write()
+            hosted.book.say(version, "host", f"is served now ({how})")
+            if before is not None:
+                self._end(before)
+
+    async def discard(self, name: str, version: str) -> None:
+        """Forget what was staged. Idempotent."""
+        async with self._turn:
+            hosted = self._hosted.get(name)
+            if hosted is not None and (unit := hosted.staged.pop(version, None)) is not None:
+                await unit.close(0.0)
+            if hosted is not None and hosted.active is None and not hosted.staged:
+                self._drop(hosted, keep=bool(hosted.card.deployments))
+
+    async def withdraw(self, name: str, version: str) -> None:
+        """Take an activation of `version` back: the version before is served again, or none. For a
+        deploy that another edge could not follow. Raises NotFound."""
+        hosted = self._known(name)
+        if hosted.card.active != version:
+            raise NotFound(f"{name!r} is not served in the version {version!r}")
+        rest = hosted.card.deployments[:-1]
+        if not rest:
+            await self.delete(name)
+            return
+        await self.stage_kept(name, rest[-1].version)
+        await self.activate(name, rest[-1].version, "withdraw")
+
+    async def delete(self, name: str) -> None:
+        """With its versions and secrets; what it kept in namespaces stays. Raises NotFound."""
+        async with self._turn:
+            hosted = self._known(name)
+            users = [one.name for one in self._hosted.values() if _uses(one, name)]
+            if users:
+                raise WorkerRefused(f"the Worker {name!r} is bound to by {', '.join(users)}")
+            self._drop(hosted)
+            self._write()
+            for unit in _units(hosted):
+                self._end(unit)
+
+    async def set_secret(self, name: str, key: str, value: str | None) -> None:
+        """Give a Worker a secret, or take it away (None); it is started again with it. Raises
+        NotFound, WorkerRefused."""
+        hosted = self._known(name)
+        kept = {k: v for k, v in hosted.card.secrets.items() if k != key}
+        if value is None and len(kept) == len(hosted.card.secrets):
+            raise NotFound(f"the Worker {name!r} has no secret {key!r}")
+        before = hosted.card
+        hosted.card = msgspec.structs.replace(
+            hosted.card, secrets=kept if value is None else {**kept, key: value}
+        )
+        try:
+            if hosted.card.active is not None:
+                await self.stage_kept(name, hosted.card.active)
+                await self.activate(name, hosted.card.active, "secret")
+        except SkerryError:
+            hosted.card = before
+            raise
+
+    def rows(self) -> list[Row]:
+        return [self.row(name) for name in sorted(self._hosted)]
+
+    def row(self, name: str) -> Row:
+        """Raises NotFound."""
+        hosted = self._known(name)
+        unit = hosted.active
+        settings = None if unit is None else unit.bundle.settings
+        return Row(
+            name=name,
+            tenant=hosted.card.tenant,
+            version=None if unit is None else unit.version,
+            at=hosted.card.deployments[-1].at if hosted.card.deployments else 0,
+            routes=settings.routes if settings else (),
+            crons=settings.crons if settings else (),
+            language=settings.language if settings else "javascript",
+            pid=None if unit is None else unit.pid,
+            starts=0 if unit is None else unit.starts,
+            open=hosted.open,
+        )
+
+    def card(self, name: str) -> tuple[Card, list[str]]:
+        """And the versions that are kept. Raises NotFound."""
+        return self._known(name).card, self._shelf.versions(name)
+
+    def book(self, name: str) -> LogBook:
+        """Raises NotFound."""
+        return self._known(name).book
+
+    def crons(self) -> list[tuple[Unit, Cron, LogBook]]:
+        """All timers of what is served."""
+        return [
+            (one.active, read_cron(text), one.book)
+            for one in self._hosted.values()
+            if one.active is not None and not one.open
+            for text in one.active.bundle.settings.crons
+        ]
+
+    def space_of(self, token: str, binding: str) -> Space | None:
+        """See `kv_http.Spaces`."""
+        for hosted in self._hosted.values():
+            if secrets.compare_digest(hosted.token, token):
+                tenant = hosted.card.tenant
+                if binding == AI_CACHE:
+                    return Space(tenant, AI_CACHE)
+                for unit in _units(hosted):
+                    for kv in unit.bundle.settings.kv:
+                        if kv.binding == binding:
+                            return Space(tenant, kv.id)
+        return None
+
+    def _of(self, name: str, tenant: str, open_: bool) -> Hosted:
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            card = self._shelf.card(name) or Card(tenant=tenant)
+            hosted = self._made(name, card)
+            hosted.open = open_
+        if hosted.card.tenant != tenant:
+            raise WorkerRefused(
+                f"the Worker {name!r} belongs to the tenant {hosted.card.tenant!r}; choose another"
+                " name"
+            )
+        if hosted.open != open_:
+            raise InvalidRequest(
+                f"the Worker {name!r} is " + ("in dev" if hosted.open else "served")
+            )
+        return hosted
+
+    def _made(self, name: str, card: Card) -> Hosted:
+        hosted = Hosted(name, secrets.token_urlsafe(32), LogBook(clock=self._clock), card)
+        self._hosted[name] = hosted
+        return hosted
+
+    def _known(self, name: str) -> Hosted:
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            known = ", ".join(sorted(self._hosted)) or "none"
+            raise NotFound(f"no Worker is named {name!r} on this edge; there are: {known}")
+        return hosted
+
+    async def _start(self, hosted: Hosted, bundle: Bundle, version: str) -> None:
+        """Raises WorkerRefused, ConfigError."""
+        old = hosted.staged.pop(version, None)
+        if old is not None:
+            await old.close(0.0)
+        unit = self._unit(hosted, bundle, version)
+        try:
+            await unit.start()
+        except BaseException as error:
+            await unit.close(0.0)
+            if hosted.active is None and not hosted.staged and not hosted.card.deployments:
+                self._drop(hosted, keep=True)
+            if isinstance(error, WorkerRefused):
+                raise WorkerRefused(
+                    f"the Worker {hosted.name!r} does not start: {error}"
+                ) from error
+            raise
+        hosted.staged[version] = unit
+
+    def _unit(self, hosted: Hosted, bundle: Bundle, version: str) -> Unit:
+        self._serial += 1
+
+        def seat(folder: Path, listener: int, control: Path) -> Seat:
+            return Seat(
+                name=hosted.name,
+                folder=folder,
+                listener=listener,
+                control=control,
+                edge=self._place.edge,
+                store=self._place.store,
+                token=hosted.token,
+                mark=secrets.token_hex(8),
+                limits=self._limits,
+                secrets=hosted.card.secrets,
+                services={
+                    one.binding: self._register.link(one.service)
+                    for one in bundle.settings.services
+                },
+            )
+
+        return Unit(
+            version=version,
+            bundle=bundle,
+            runtime=self._runtimes[bundle.settings.language],
+            book=hosted.book,
+            limits=self._limits,
+            root=self._place.root,
+            serial=self._serial,
+            seat=seat,
+        )
+
+    def _write(self) -> None:
+        self._register.write(
+            (one.name, one.card.tenant, one.token, one.open, one.active)
+            for one in self._hosted.values()
+            if one.active is not None
+        )
+
+    def _check(self, bundle: Bundle, tenant: str) -> None:
+        served = {
+            name: Served(one.card.tenant, one.active.bundle.settings)
+            for name, one in self._hosted.items()
+            if one.active is not None
+        }
+        check_settings(bundle.settings, tenant, served, self._limits, self._runtimes)
+
+    def _drop(self, hosted: Hosted, *, keep: bool = False) -> None:
+        self._hosted.pop(hosted.name, None)
+        if not keep and not hosted.open:
+            self._shelf.forget(hosted.name)
+
+    def _end(self, unit: Unit) -> None:
+        """After its last answer, while others go on."""
+        task = asyncio.create_task(unit.close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+def _units(hosted: Hosted) -> list[Unit]:
+    return [*([hosted.active] if hosted.active else []), *hosted.staged.values()]
+
+
+def _uses(hosted: Hosted, name: str) -> bool:
+    unit = hosted.active
+    if unit is None or hosted.name == name:
+        return False
+    return any(one.service == name for one in unit.bundle.settings.services)

@@ -1,0 +1,174 @@
+"""A Worker's process: started, asked, limited, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from core.config_workers import Workers
+from core.errors import WorkerRefused
+from edge.crew.watch import answers
+from edge.workers.output import Reader
+from edge.workers.runtime import Launch
+from edge.workers.watch import Sample
+
+START_S = 15.0
+POLL_S = 0.005
+ASK_S = 0.4
+"""How long one question of the host waits."""
+DATA_FACTOR = 2
+"""The kernel's limit, in limits of memory: it stops what fills up between two samples."""
+FILES = 1024
+LOWEST = 19
+_OUT_OF_MEMORY = ("out of memory", "Cannot allocate memory")
+
+
+class Process:
+    """Up once `start` returned. `listener` is the descriptor that it accepts requests on."""
+
+    def __init__(self, launch: Launch, *, cwd: Path, control: Path, reader: Reader) -> None:
+        self._launch = launch
+        self._cwd = cwd
+        self._control = control
+        self._reader = reader
+        self._process: asyncio.subprocess.Process
+        self._reading: asyncio.Task[None]
+        self._tree: list[psutil.Process] = []
+        """Ours first; the last one runs the Worker."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def start(self, listener: int, limits: Workers, clock: Callable[[], float]) -> Sample:
+        """Returns what it takes while it is empty. Raises WorkerRefused with what it said."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(*_leash(), *self._launch.argv),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=self._cwd,
+            env={"TZ": "UTC", **self._launch.environment},
+            pass_fds=(listener,),
+        )
+        assert self._process.stdout is not None, "it is a pipe"
+        self._reading = asyncio.create_task(self._reader.read(self._process.stdout))
+        try:
+            await self._wait_until_up()
+            self._tree = _tree(self.pid) if self._launch.wrapped else [psutil.Process(self.pid)]
+            _limit(self._tree[-1].pid, limits)
+            return self._look(clock(), answered=True)
+        except BaseException:
+            await self.end(0.0)
+            raise
+
+    async def _wait_until_up(self) -> None:
+        end = asyncio.get_running_loop().time() + START_S
+        while not await answers(self._control, ASK_S):
+            if self._process.returncode is not None:
+                await asyncio.wait({self._reading})
+                raise WorkerRefused(self._reader.last or "its process ended without a word")
+            if asyncio.get_running_loop().time() > end:
+                raise WorkerRefused(
+                    f"it was not up after {START_S:g} s; is there a loop at its top?"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def sample(self, now: Callable[[], float]) -> Sample | None:
+        """None once it has ended."""
+        answered = await answers(self._control, ASK_S)
+        try:
+            return self._look(now(), answered=answered)
+        except psutil.NoSuchProcess:
+            return None
+
+    def _look(self, now: float, *, answered: bool) -> Sample:
+        cpu_s, memory = 0.0, 0
+        for process in self._tree:
+            with process.oneshot():
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+                memory += process.memory_info().rss
+        return Sample(now, cpu_s, memory / 1e6, answered)
+
+    def give_way(self) -> None:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            worker = self._tree[-1]
+            if worker.nice() < LOWEST:
+                worker.nice(LOWEST)
+
+    async def ended(self) -> str:
+        """Wait for its end. Why it was, as far as it can be told."""
+        code = await self._process.wait()
+        await asyncio.wait({self._reading})
+        if any(sign in self._reader.last for sign in _OUT_OF_MEMORY):
+            return "it filled its memory (workers.memory_mb)"
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process ended with code {code}"
+
+    async def end(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after the grace. Idempotent."""
+        if grace_s > 0:
+            self._ask_to_end()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+        await asyncio.wait({self._reading})
+
+    def _ask_to_end(self) -> None:
+        """What wraps a Worker would end it at once."""
+        with suppress(psutil.NoSuchProcess):
+            if self._tree:
+                self._tree[-1].terminate()
+            else:
+                self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    """From `pid` down to the innermost process."""
+    tree = [psutil.Process(pid)]
+    while children := tree[-1].children():
+        tree.append(children[0])
+    return tree
+
+
+def _leash() -> tuple[str, ...]:
+    """Where the system has it: the kernel ends the process when its host dies."""
+    if sys.platform != "linux" or (setpriv := shutil.which("setpriv")) is None:
+        return ()
+    return setpriv, "--pdeathsig", "KILL", "--"
+
+
+def _limit(pid: int, limits: Workers) -> None:
+    """Beyond what it takes while it is empty. Only Linux lets one do this from outside."""
+    if sys.platform != "linux":
+        return
+    data = _data_bytes(pid) + DATA_FACTOR * (limits.memory_mb << 20)
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (data, data))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+
+
+def _data_bytes(pid: int) -> int:
+    """What the kernel counts against RLIMIT_DATA."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+        pages = int(statm.read().split()[5])
+    return pages * os.sysconf("SC_PAGE_SIZE")

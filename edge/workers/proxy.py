@@ -1,0 +1,295 @@
+"""One request passed on to a Worker's process, and its answer passed back as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import cast
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from litestar.types import HTTPReceiveMessage, HTTPScope, Receive, Send
+from multidict import CIMultiDict
+from yarl import URL
+
+from core.errors import (
+    BodyTooLarge,
+    Cancelled,
+    DeadlineExceeded,
+    NoCapacity,
+    RequestError,
+    WorkerFailed,
+)
+from edge.api.exchange import refusal_headers
+from edge.api.openai_render import error_body
+from edge.workers.runtime import CF_HEADER, THREW_HEADER
+from edge.workers.table import Entry
+
+_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding"
+    b" upgrade expect".split()
+)
+_OURS = b"x-skerry-"
+_TOUCH_S = 5.0
+MAX_BODY_BYTES = 100 << 20
+CONNECT_S = 20.0
+"""A process that is being started answers once it is up."""
+_SANDBOX = (b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups")
+_RUNTIME_SAYS = {
+    "did not resolve to 'Response'": "returned something that is no Response",
+    "would never generate a response": "can never answer: it waits for a promise that nothing"
+    " settles",
+}
+"""What is said of a Worker by its runtime, and what callers may be told of it."""
+
+
+class _Thrown(msgspec.Struct):
+    name: str = "Error"
+    message: str = ""
+
+
+class Upstream:
+    """Connections to the process of one version of a Worker."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.running = 0
+        self.retired = False
+        """Nobody comes any more; closed with the last one who is there."""
+        self._touched = 0.0
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(entry.socket, limit=0, keepalive_timeout=30.0),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            read_bufsize=64 << 10,
+        )
+
+    def touch(self, now: float) -> None:
+        """Tell the host that it is used, from time to time."""
+        if now - self._touched > _TOUCH_S:
+            self._touched = now
+            try:
+                os.utime(self.entry.used)
+            except FileNotFoundError:
+                return  # it was replaced just now
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        return self._session
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+class Passage:
+    """One exchange. `path` is what the Worker sees, `shared` says that it answers on the edge's own
+    origin: a page must not act there as if it were ours."""
+
+    def __init__(self, edge: str, upstream: Upstream, *, path: bytes, shared: bool) -> None:
+        self._edge = edge
+        self._upstream = upstream
+        self._entry = upstream.entry
+        self._path = path
+        self._shared = shared
+        self._started = False
+
+    async def __call__(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        upstream = self._upstream
+        upstream.touch(time.monotonic())
+        upstream.running += 1
+        try:
+            if upstream.running > self._entry.concurrency:
+                raise NoCapacity(
+                    f"the Worker {self._entry.name!r} has {self._entry.concurrency} requests under"
+                    " way here (workers.concurrency)",
+                    retry_after_s=1.0,
+                )
+            await self._pass(scope, receive, send)
+        except Cancelled:
+            return
+        except RequestError as error:
+            if self._started:
+                return  # the connection ends without the end of its answer, so the caller sees it
+            await refuse(send, error)
+        finally:
+            upstream.running -= 1
+            upstream.touch(time.monotonic())
+            if upstream.retired and not upstream.running:
+                await upstream.close()
+
+    async def _pass(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        upload = _Upload(receive, has_body=_has_body(scope["headers"]))
+        task = asyncio.current_task()
+        assert task is not None, "runs in a task"
+        watcher = asyncio.create_task(upload.left())
+        left = False
+
+        def leave(_: asyncio.Task[None]) -> None:
+            nonlocal left
+            if not watcher.cancelled() and not left:
+                left = True
+                task.cancel()
+
+        watcher.add_done_callback(leave)
+        try:
+            await self._exchange(scope, upload, send)
+        except asyncio.CancelledError:
+            if left and task.uncancel() == 0:
+                raise Cancelled("the caller left") from None
+            raise
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the Worker {self._entry.name!r} did not answer within"
+                f" {self._entry.answer_s:g} s (workers.answer_s); see `skerry worker tail"
+                f" {self._entry.name}`"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            if upload.error is not None:
+                raise upload.error from error
+            raise self._failed("ended while it answered") from error
+        finally:
+            left = True
+            watcher.cancel()
+            await asyncio.wait({watcher})
+
+    async def _exchange(self, scope: HTTPScope, upload: _Upload, send: Send) -> None:
+        async with asyncio.timeout(self._entry.answer_s) as limit:
+            answer = await self._upstream.session.request(
+                scope["method"],
+                URL(_url(scope, self._path), encoded=True),
+                headers=self._headers(scope),
+                data=upload.pieces() if upload.has_body else None,
+                allow_redirects=False,
+            )
+            limit.reschedule(None)
+        async with answer:
+            if THREW_HEADER in answer.headers:
+                raise self._threw(await answer.read())
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": answer.status,
+                    "headers": list(self._answer_headers(answer)),
+                }
+            )
+            self._started = True
+            async for piece in answer.content.iter_any():
+                self._upstream.touch(time.monotonic())
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _headers(self, scope: HTTPScope) -> CIMultiDict[str]:
+        headers: CIMultiDict[str] = CIMultiDict()
+        for name, value in scope["headers"]:
+            if name not in _HOP and not name.startswith(_OURS):
+                headers.add(name.decode("latin-1"), value.decode("latin-1"))
+        client = scope.get("client")
+        if client is not None:
+            headers["cf-connecting-ip"] = client[0]
+        headers[CF_HEADER] = json.dumps({"colo": self._edge.upper()[:3], "edge": self._edge})
+        return headers
+
+    def _answer_headers(self, answer: aiohttp.ClientResponse) -> Iterable[tuple[bytes, bytes]]:
+        page = policy = False
+        for raw, value in answer.raw_headers:
+            name = raw.lower()
+            if name in _HOP:
+                continue
+            page = page or (name == b"content-type" and b"html" in value.lower())
+            policy = policy or name == _SANDBOX[0]
+            yield name, value
+        yield b"x-skerry-worker-version", f"{self._entry.name}/{self._entry.version}".encode()
+        if self._shared and page and not policy:
+            yield _SANDBOX
+
+    def _threw(self, body: bytes) -> WorkerFailed:
+        try:
+            thrown = msgspec.json.decode(body, type=_Thrown)
+        except msgspec.MsgspecError:
+            thrown = _Thrown()
+        for sign, what in _RUNTIME_SAYS.items():
+            if sign in thrown.message:
+                return self._failed(what)
+        if not self._entry.open:
+            return self._failed("threw an exception")
+        return self._failed(f"threw {thrown.name}: {thrown.message}")
+
+    def _failed(self, what: str) -> WorkerFailed:
+        name = self._entry.name
+        return WorkerFailed(f"the Worker {name!r} {what}; see `skerry worker tail {name}`")
+
+
+class _Upload:
+    """The caller's body, as it comes; then whether the caller is still there."""
+
+    def __init__(self, receive: Receive, *, has_body: bool) -> None:
+        self._receive = receive
+        self.has_body = has_body
+        self.error: RequestError | None = None
+        """Why it broke off."""
+        self._done = asyncio.Event()
+        if not has_body:
+            self._done.set()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Raises Cancelled, BodyTooLarge."""
+        size = 0
+        try:
+            while True:
+                message = cast("HTTPReceiveMessage", await self._receive())
+                if message["type"] != "http.request":
+                    self.error = Cancelled("the caller left before the body was complete")
+                    raise self.error
+                size += len(message["body"])
+                if size > MAX_BODY_BYTES:
+                    self.error = BodyTooLarge(f"the body is over {MAX_BODY_BYTES >> 20} MB")
+                    raise self.error
+                if message["body"]:
+                    yield message["body"]
+                if not message["more_body"]:
+                    return
+        finally:
+            self._done.set()
+
+    async def left(self) -> None:
+        """Returns when the caller is gone."""
+        await self._done.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in headers
+    )
+
+
+def _url(scope: HTTPScope, path: bytes) -> str:
+    host = dict(scope["headers"]).get(b"host", b"worker").decode("latin-1")
+    safe = quote(path.decode("latin-1"), safe="/%:@!$&'()*+,;=~-._?[]|")
+    query = scope["query_string"].decode("latin-1")
+    return f"http://{host}{safe}{'?' + query if query else ''}"
+
+
+async def refuse(send: Send, error: RequestError) -> None:
+    """Answer with a refusal of ours."""
+    body = error_body(error)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.http_status,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                *refusal_headers(error),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})

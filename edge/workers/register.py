@@ -1,0 +1,90 @@
+"""What a host lets others see of its Workers, and what it lets a new one ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.config_workers import Workers
+from core.errors import WorkerRefused
+from edge.workers.bundle import Settings
+from edge.workers.cron import read_cron
+from edge.workers.routes import check_route, conflict
+from edge.workers.table import Entry, digest_token, write_table
+from edge.workers.unit import Unit
+
+Row = tuple[str, str, str, bool, Unit]
+"""(name, tenant, token, open, what is served)."""
+
+
+class Register:
+    """Writes the table that the edge's processes read, and links that lead other Workers to the
+    version which is served."""
+
+    def __init__(self, root: Path, table: Path, limits: Workers) -> None:
+        self._root = root
+        self._table = table
+        self._limits = limits
+
+    def link(self, name: str) -> Path:
+        """A socket's path that stays, whichever version is served."""
+        return self._root / name
+
+    def write(self, rows: Iterable[Row]) -> None:
+        entries = []
+        for name, tenant, token, open_, unit in rows:
+            fresh = self._root / f"{name}.new"
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(unit.socket.name)
+            fresh.replace(self.link(name))
+            entries.append(
+                Entry(
+                    name=name,
+                    tenant=tenant,
+                    version=unit.version,
+                    socket=str(unit.socket),
+                    used=str(unit.used),
+                    token=digest_token(token.encode()),
+                    routes=unit.bundle.settings.routes,
+                    answer_s=self._limits.answer_s,
+                    concurrency=self._limits.concurrency,
+                    open=open_,
+                )
+            )
+        write_table(self._table, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A Worker that others have to get along with."""
+
+    tenant: str
+    settings: Settings
+
+
+def check_settings(
+    settings: Settings,
+    tenant: str,
+    served: Mapping[str, Served],
+    limits: Workers,
+    languages: Collection[str],
+) -> None:
+    """What does not hang on the code. Raises WorkerRefused."""
+    if settings.language not in languages:
+        raise WorkerRefused(f"this edge runs no Workers in {settings.language}")
+    for pattern in settings.routes:
+        check_route(pattern, (*limits.zones, limits.domain))
+    taken = {name: one.settings.routes for name, one in served.items()}
+    if (why := conflict(settings.name, settings.routes, taken)) is not None:
+        raise WorkerRefused(why, param="routes")
+    for cron in settings.crons:
+        read_cron(cron)
+    for one in settings.services:
+        target = served.get(one.service)
+        if one.service != settings.name and (target is None or target.tenant != tenant):
+            raise WorkerRefused(
+                f"the service binding {one.binding!r} names the Worker {one.service!r}, which is"
+                " not deployed; deploy it first",
+                param="services",
+            )

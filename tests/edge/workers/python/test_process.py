@@ -1,0 +1,223 @@
+"""Python Workers in their sandbox: real processes of bubblewrap, asked over their sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from aiohttp import web
+
+from core.errors import WorkerRefused
+from edge.workers.runtime import THREW_HEADER
+from tests.edge.workers.python.running import MARK, TOKEN, running
+from tests.servers import needed
+
+HEAD = "from workers import WorkerEntrypoint, Response, Request, fetch, wait_until\n"
+
+
+def worker(body: str, more: str = "") -> str:
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    return (
+        f"{HEAD}{more}\nclass Default(WorkerEntrypoint):\n"
+        "    async def fetch(self, request):\n"
+        f"        path = request.url.split('/', 3)[3]\n{lines}\n"
+    )
+
+
+ALL = worker(
+    """
+if path == "hello":
+    print("seen", request.method)
+    return Response(f"{self.env.GREETING}, {request.headers['X-Name']}", status=201,
+                    headers=[("set-cookie", "a=1"), ("set-cookie", "b=2")])
+if path == "json":
+    return Response.json({"got": await request.json(), "secret": self.env.PASSWORD})
+if path == "stream":
+    async def pieces():
+        for number in range(3):
+            yield f"data: {number}\\n\\n"
+            await asyncio.sleep(0)
+    return Response(pieces(), headers={"content-type": "text/event-stream"})
+if path == "cut":
+    async def pieces():
+        yield "a"
+        raise ValueError("half way")
+    return Response(pieces())
+if path == "boom":
+    raise ValueError("no good")
+if path == "dict":
+    return {"a": 1}
+if path == "later":
+    self.ctx.waitUntil(later(self.env))
+    return Response("soon")
+if path == "notes":
+    notes = self.env.NOTES
+    await notes.put("one", "1", {"metadata": {"kind": "number"}})
+    await notes.put("two", to_js({"a": [1, 2]}) and '{"a": [1, 2]}', expirationTtl=60)
+    listed = await notes.list(prefix="")
+    pair = await notes.getWithMetadata("one")
+    two = await notes.get("two", "json")
+    both = await notes.get(["one", "three"])
+    await notes.delete("one")
+    return Response.json([
+        await notes.get("one"), pair.value, pair.metadata.kind, two.a, both.to_py(),
+        [one.name for one in listed.keys], listed.list_complete,
+    ])
+if path == "other":
+    answer = await self.env.OTHER.fetch(Request("http://inner/x?y=1", method="POST", body="hi"))
+    return Response.json(await answer.json())
+if path == "files":
+    return Response.json([sorted(os.listdir("/worker")), os.path.exists("/etc/passwd"),
+                          os.getuid() == 0, sorted(os.environ)])
+if path == "process":
+    subprocess.run(["ls"])
+if path == "network":
+    socket.create_connection(("127.0.0.1", 1))
+if path == "private":
+    await fetch("http://127.0.0.1:1/")
+if path == "loop":
+    while True:
+        pass
+if path == "memory":
+    kept = []
+    while True:
+        kept.append(bytearray(1 << 20))
+return Response("nothing", 404)
+""",
+    """import asyncio, os, socket, subprocess
+from pyodide.ffi import to_js
+async def later(env):
+    await asyncio.sleep(0)
+    await env.NOTES.put("later", "done")
+    raise RuntimeError("too late to be an answer")
+""",
+)
+
+
+def test_all_in_one_process() -> None:
+    needed("bwrap")
+    asyncio.run(_all())
+
+
+async def _all() -> None:
+    async with running(ALL) as around:
+        http = around.http
+        hello = await http.get("/hello", headers={"x-name": "Ada"})
+        assert (hello.status_code, hello.text) == (201, "ahoy, Ada")
+        assert hello.headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert [line.message for line in around.lines("log")] == ["seen GET"]
+
+        told = await http.post("/json", json={"a": [1]})
+        assert told.json() == {"got": {"a": [1]}, "secret": "a-secret"}
+        stream = await http.get("/stream")
+        assert stream.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.get("/cut")
+
+        for path, name, words in (
+            ("boom", "ValueError", "no good"),
+            ("dict", "TypeError", "not a Response; return Response.from_json"),
+            ("process", "PermissionError", "starts no processes"),
+            ("network", "PermissionError", "no network but fetch"),
+            ("private", "OSError", "no address of the public internet"),
+        ):
+            failed = await http.get(f"/{path}")
+            assert failed.status_code == 500
+            assert failed.headers[THREW_HEADER] == MARK
+            assert failed.json()["name"] == name
+            assert words in failed.json()["message"]
+        runs = [line.run for line in around.lines("run") if line.run is not None]
+        (boom,) = (run.exceptions[0] for run in runs if run.url and run.url.endswith("/boom"))
+        assert 'File "entry.py", line' in boom.stack
+        assert "/edge/workers" not in boom.stack
+
+        assert (await http.get("/notes")).json() == [
+            None, "1", "number", [1, 2], {"one": "1", "three": None}, ["one", "two"], True,
+        ]  # fmt: skip
+        assert (await http.get("/other")).json() == {
+            "path": "/x?y=1", "host": "inner", "body": "hi", "token": None,
+        }  # fmt: skip
+        assert (await http.get("/later")).text == "soon"
+        async with asyncio.timeout(5):
+            while not any("too late" in line.message for line in around.lines("error")):
+                await asyncio.sleep(0.01)
+
+        files, passwd, root, names = (await http.get("/files")).json()
+        assert (files, passwd, root) == (["entry.py"], False, False)
+        assert TOKEN not in str(names)
+        assert set(names) <= {"HOME", "LC_CTYPE", "PWD", "PYTHONPATH", "TZ"}
+
+
+def test_what_fills_its_memory_is_ended_and_started_again() -> None:
+    needed("bwrap")
+    asyncio.run(_full())
+
+
+async def _full() -> None:
+    async with running(ALL) as around:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await around.http.get("/memory")
+        again = await around.http.get("/hello", headers={"x-name": "Ada"})
+        assert again.status_code == 201
+        assert any("it filled its memory" in line.message for line in around.lines("host"))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import numpy\n", "Python Workers have the standard library and their own files"),
+        ("x = 1\n", "neither a class Default"),
+        ("raise RuntimeError('not today')\n", "not today"),
+        ("class Default: pass\n", "no class that is made from WorkerEntrypoint"),
+    ],
+)
+async def test_what_does_not_start_says_why(code: str, words: str) -> None:
+    with pytest.raises(WorkerRefused, match=words):
+        async with running(code, trusted=True):
+            pass
+
+
+async def test_the_older_style_timers_and_the_model_without_a_sandbox() -> None:
+    code = """
+from workers import Response, handler
+from js import Object
+from pyodide.ffi import to_js
+
+@handler
+async def on_fetch(request, env):
+    if request.url.endswith("/bad"):
+        await env.AI.run("@cf/acme/tiny", {}, {"gatway": 1})
+    inputs = to_js({"prompt": "Hi", "stream": request.url.endswith("/stream")},
+                   dict_converter=Object.fromEntries)
+    answer = await env.AI.run("@cf/acme/tiny", inputs, extraHeaders={"authorization": "no"})
+    if request.url.endswith("/stream"):
+        return Response(answer, headers={"content-type": "text/event-stream"})
+    return Response(answer.response)
+
+async def on_scheduled(controller, env, ctx):
+    await env.NOTES.put("ticked", controller.cron)
+"""
+
+    async def run(request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        if asked["prompt"] == "Hi" and asked["stream"]:
+            return web.Response(body=b"data: [DONE]\n\n", content_type="text/event-stream")
+        return web.json_response({"success": True, "result": {"response": "ahoy"}})
+
+    edge = web.Application()
+    edge.router.add_post("/v4/accounts/worker/ai/run/@cf/acme/tiny", run)
+    async with running(code, edge, trusted=True) as around:
+        assert (await around.http.get("/")).text == "ahoy"
+        path, headers, body = around.asked[-1]
+        assert path == "/client/v4/accounts/worker/ai/run/@cf/acme/tiny"
+        assert headers["x-skerry-worker"] == TOKEN
+        assert "authorization" not in {name.lower() for name in headers}
+        assert json.loads(body) == {"prompt": "Hi", "stream": False}
+        assert (await around.http.get("/stream")).text == "data: [DONE]\n\n"
+        assert "'gatway' is not supported" in (await around.http.get("/bad")).json()["message"]
+        transport = httpx.AsyncHTTPTransport(uds=str(around.unit.control))
+        async with httpx.AsyncClient(transport=transport, base_url="http://control") as control:
+            due = {"cron": "* * * * *", "time": 1000}
+            assert (await control.post("/scheduled", json=due)).json() == {"outcome": "ok"}
