@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak bench-admission bench-engine bench-text bench-edge bench-routing bench-sharding bench-peers bench-kernels check format proto doctor setup clean
+.PHONY: help demo up test soak load bench-load bench-admission bench-engine bench-text bench-edge bench-region bench-routing bench-sharding bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,10 @@ bench-routing: ## routing judged on public traces in virtual time, beside four o
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.simulator $(ARGS)
 
+bench-region: ## a region's router: turns that find their cache, splitting, tokens a second (ARGS="--quick")
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.region $(ARGS)
+
 bench-sharding: ## what splitting the model over processes costs: bytes, bubbles, loading (ARGS="--quick")
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.sharding $(ARGS)
@@ -53,6 +57,15 @@ bench-edge: ## what an edge adds to a stream, beside vLLM's router (ARGS="--quic
 bench-peers: ## those engines, in .peers: 3.5 GB, and llama.cpp compiles for a quarter of an hour
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.bench.make_peers $(ARGS)
+
+load: ## two minutes of Locust users against two-regions.toml: a report, and an exit code (ARGS="--users 20", …)
+	@$(PY) -m deploy.doctor --quiet
+	@$(PY) -m deploy.setup_env --load
+	@$(PYTHON) -m loadtest.users $(ARGS)
+
+bench-load: ## the load generator itself: 300 streams on one process, beside 20
+	@$(PY) -m deploy.setup_env --load
+	@$(PYTHON) -m loadtest.users.capacity $(ARGS)
 
 bench-admission: ## keys, limits, usage: 10,000 requests, 3 edges × 2 processes, Redis, kills
 	@$(PY) -m deploy.setup_env

@@ -125,7 +125,7 @@ class Installer:
         ours = self._pip("--no-build-isolation", "-e", f".[{','.join(extras)}]")
         self._step(f"Skerry with its libraries ({size} MB)", ours)
         self.compile_kernels()
-        stamp = {"fingerprint": fingerprint(self._root), "extras": list(extras)}
+        stamp = {"fingerprint": fingerprint(self._root), "extras": _with_parts(extras)}
         (self._venv / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
 
     def compile_kernels(self) -> None:
@@ -188,6 +188,11 @@ class Installer:
             )
 
 
+def _with_parts(extras: Sequence[str]) -> list[str]:
+    """`test` brings what `loadtest` does."""
+    return [*extras, "loadtest"] if "test" in extras and "loadtest" not in extras else [*extras]
+
+
 def _advice(output: str) -> str:
     """One line on what to do, by what the output says."""
     low = output.lower()
@@ -236,7 +241,9 @@ def size_mb(folder: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="deploy.setup_env", description="Make .venv complete.")
     parser.add_argument("--test", action="store_true", help="with what `make test` needs")
-    extras = ["node", "test"] if parser.parse_args(argv).test else ["node"]
+    parser.add_argument("--load", action="store_true", help="with what `make load` needs")
+    options = parser.parse_args(argv)
+    extras = ["node", *(["loadtest"] if options.load else []), *(["test"] if options.test else [])]
     if is_complete(ROOT, extras):
         return 0
     findings = examine(inspect_machine(DEFAULT_TOPOLOGY))

@@ -1,0 +1,1 @@
+"""Locust users for the mix that a platform sees, against any OpenAI-compatible server."""

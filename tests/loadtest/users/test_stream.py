@@ -1,0 +1,86 @@
+"""Reading real streams: what each end of one is called, and that times are those of the pieces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.users.__main__ import LOCUSTFILE, ROOT
+from loadtest.users.stream import Asker
+from tests.loadtest.users.doubles import GAP_S, server
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with server() as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "tokens"),
+    [
+        ("/v1/chat/completions", "", 5),
+        ("/v1/completions", "", 5),
+        ("/cut", "cut", 1),
+        ("/error", "region_unavailable", 1),
+        ("/busy", "429 rate_limit_exceeded", 0),
+        ("/quiet", "", 5),
+    ],
+)
+def test_how_a_stream_ended(address: str, path: str, error: str, tokens: int) -> None:
+    asker = Asker(address, None, began=time.perf_counter())
+    answer, _ = asker.ask("kind", path, {}, time.perf_counter())
+    asker.close()
+    assert answer.error == error
+    assert answer.completion_tokens == tokens
+
+
+def test_the_clock_of_the_first_token_runs_from_when_it_was_due(address: str) -> None:
+    asker = Asker(address, "a-key", began=time.perf_counter())
+    due = time.perf_counter() - 1.0
+    answer, text = asker.ask("kind", "/v1/chat/completions", {}, due)
+    asker.close()
+    assert text == "abc"
+    assert answer.ttft_s is not None
+    assert answer.per_token_s is not None
+    assert 1.0 + GAP_S <= answer.ttft_s < answer.total_s
+    assert answer.per_token_s >= 2 * GAP_S / 4 * 0.9  # three pieces, five tokens by the usage
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.region) == (20, 16, "eu")
+
+
+def test_nobody_answers() -> None:
+    asker = Asker("http://127.0.0.1:9", None, began=0.0)
+    answer, _ = asker.ask("kind", "/x", {}, time.perf_counter())
+    assert answer.error == "ConnectionRefusedError"
+    assert answer.ttft_s is None
+
+
+def test_locust_plays_the_mix_and_a_trace(address: str, tmp_path: Path) -> None:
+    out, trace = tmp_path / "answers.json", tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 50 * n, "output_length": 5, "hash_ids": [0, n]} for n in range(4)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    base = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary",
+            "--host", address, "--run-time", "1s", "--answers", str(out)]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    mix = subprocess.Popen(
+        [*base, "--users", "10", "--spawn-rate", "10", "--think", "0.05"],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    said, _ = mix.communicate(timeout=60)
+    assert mix.returncode == 0, said
+    told = json.loads(out.read_text())["answers"]
+    assert {one[0] for one in told} == {"conversation", "document", "agent", "completion"}
+    replay = subprocess.run(
+        [*base, "--trace", str(trace), "--speed", "2", "--slo-ttft", "0.000001"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert replay.returncode == 1, "the service level cannot have been kept"
+    told = json.loads(out.read_text())["answers"]
+    assert [one[0] for one in told] == ["replay"] * 4
