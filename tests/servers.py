@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 
-_PACKAGES = {"bwrap": "bubblewrap"}
+_PACKAGES = {"bwrap": "bubblewrap", "promtool": "prometheus"}
 """Of programs that are not called like their package."""
 
 

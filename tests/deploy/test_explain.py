@@ -13,9 +13,20 @@ import pytest
 from msgspec.structs import replace
 
 from core.errors import ConfigError
+from core.events import Placing
 from core.story import Choice, Kept, Story, StoryPage, Try, Weighed
 from core.types import ModelName, NodeName, RegionName, RequestId, Timings
-from deploy.explain import WHY, aligned, find, lines, newest, recent_lines, rows, secret_of
+from deploy.explain import (
+    WHY,
+    WHY_NODES,
+    aligned,
+    find,
+    lines,
+    newest,
+    recent_lines,
+    rows,
+    secret_of,
+)
 from edge.routing.placement import Reason
 
 EU, US = RegionName("eu"), RegionName("us")
@@ -35,7 +46,10 @@ STORY = Story(
     ),),
     tries=(Try(region=US, reason="prefix_held", began_s=0.002, accepted_s=0.102, first_s=0.502,
                ended_s=1.002, outcome="ok", prefill=NodeName("us-p"), decode=NodeName("us-d"),
-               node_reason="split"),),
+               node_reason="split",
+               placing=Placing(reusable_tokens=64, held_tokens=32, compute_tokens=35,
+                               pulled_tokens=32, pulled_from=NodeName("us-q"), alone_s=0.9,
+                               split_s=0.4)),),
     ended_s=1.002, timings=Timings(prefill_s=0.4, transfer_s=0.1, kv_bytes=2_000_000),
 )  # fmt: skip
 
@@ -55,6 +69,9 @@ after it: eu
   us      taken        92.0 ms  100 ms   300 ms     492 ms   1692 ms  64 tokens  0.00 s
 
 tried us at 2.0 ms, prefix_held on us-p → us-d (split): ok
+  split: a prefill node reads it, while the decode node's streams go on
+  tokens: 32 held where it was read (64 at most anywhere), 32 from us-q, 35 computed
+  lost by all who wait: 900 ms if the decode node read it, 400 ms if it is split off
 
 where the time went: 1002 ms in all
   admit               1.0 ms  █
@@ -144,3 +161,9 @@ def test_who_cannot_be_asked_is_said() -> None:
         assert recent_lines(idle) == ["no request yet"]
     with pytest.raises(ConfigError, match="No such file"):
         secret_of(Path("/nowhere"))
+
+
+def test_every_reason_of_a_router_is_explained() -> None:
+    from regional.placement import Reason
+
+    assert set(WHY_NODES) == set(Reason)

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from deploy.state import DEFAULT_EDGE, MARKS, claim, claim_any, first_edge, folder_name, running
+from deploy.state import (
+    DEFAULT_EDGE,
+    MARKS,
+    claim,
+    claim_any,
+    first_edge,
+    folder_name,
+    found_from,
+    running,
+    running_folders,
+)
 
 
 def test_claimed_folder_is_refused_to_a_second_world(state: Path) -> None:
@@ -56,6 +66,28 @@ def test_first_edge_is_that_of_the_world_that_runs(state: Path) -> None:
     with claim_any(state, "w", print) as folder:
         folder.record({"ams": "http://127.0.0.1:1", "nyc": "http://127.0.0.1:2"}, {})
         assert first_edge(state) == "http://127.0.0.1:1"
+
+
+def test_a_world_elsewhere_is_found_while_it_runs(state: Path, tmp_path: Path) -> None:
+    outside, said = tmp_path / "far" / "w", list[str]()
+    with claim(outside) as folder:
+        folder.record({"ams": "http://127.0.0.1:1"}, {})
+        with found_from(state, folder.path, said.append):
+            assert list(running_folders(state)) == [outside]
+            assert first_edge(state) == "http://127.0.0.1:1"
+        assert running_folders(state) == {}
+        (state / "elsewhere-old").symlink_to(tmp_path / "gone")  # of a launcher that was killed
+        with found_from(state, folder.path, said.append):
+            assert len(list(state.glob("elsewhere-*"))) == 1
+    with claim_any(state, "w", print) as here:
+        here.record({"nyc": "http://127.0.0.1:2"}, {})
+        with found_from(state, here.path, said.append):
+            assert list(running_folders(state)) == [state / "w"]
+        assert list(running_folders(state)) == [state / "w"]
+    assert said == []
+    (tmp_path / "file").write_text("")
+    with found_from(tmp_path / "file", outside, said.append):
+        assert "--state" in said[0]
 
 
 def test_folder_names_are_plain() -> None:

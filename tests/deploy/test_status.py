@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from core.status import NodeStatus, RegionStatus, as_json
+from core.status import NodeStatus, RegionStatus, TierStatus, as_json
 from core.types import ModelName, NodeName, RegionName, Role
 from deploy.status import LiveLine, Load, RegionView, load_of, status_lines, status_table
 
@@ -83,3 +83,15 @@ def test_status_as_json_leaves_nothing_out() -> None:
     assert page["nodes"][0]["role"] == "decode"
     assert page["nodes"][0]["running"] == 0
     assert msgspec.json.decode(as_json(FULL), type=RegionStatus) == FULL
+
+
+def test_a_tier_has_a_line_with_what_it_holds_and_why_it_is_off() -> None:
+    tiers = (
+        TierStatus(kind="host", blocks=3, places=9),
+        TierStatus(kind="disk", off="No space left on device", places=7),
+    )
+    kept = msgspec.structs.replace(FULL, nodes=(msgspec.structs.replace(node("n"), tiers=tiers),))
+    lines = [line.split("  ") for line in status_lines([RegionView("eu", "fresh", kept)])]
+    said = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert said[2][:5] == ["eu", "n/host", "tier", "3/9_blocks", "up"]
+    assert said[3][:5] == ["eu", "n/disk", "tier", "0/7_blocks", "No_space_left_on_device"]

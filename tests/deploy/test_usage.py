@@ -90,3 +90,13 @@ def test_a_table_for_people(state: Path) -> None:
 
 def test_an_empty_ledger(tmp_path: Path) -> None:
     assert rows(tmp_path) == []
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_an_empty_one_is_not(tmp_path: Path) -> None:
+    missing = usage(tmp_path / "typo")
+    assert isinstance(missing.exception, ConfigError)
+    assert f"{tmp_path}/typo: no such folder" in str(missing.exception)
+    empty = usage(tmp_path)
+    assert (empty.exit_code, empty.stderr) == (
+        0, f"{tmp_path}/usage: no request has been recorded yet\n",
+    )  # fmt: skip
