@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 
 from deploy.configs import config
-from deploy.tenants import keys, usage
+from deploy.deploying import deploy
+from deploy.tenants import keys, purge, usage
 from deploy.where import StateOption, TopologyOption, topology_file, world_of
+from deploy.worker.commands import worker
 
 app = typer.Typer(
     name="skerry",
@@ -25,6 +27,9 @@ app = typer.Typer(
 app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
 app.command()(usage)
+app.command()(deploy)
+app.add_typer(worker, name="worker")
+app.command()(purge)
 
 
 @app.callback(invoke_without_command=True)

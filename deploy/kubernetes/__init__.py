@@ -1,0 +1,1 @@
+"""A topology as Kubernetes objects: `skerry deploy UNIT --target kubernetes`."""
