@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
 from core.events import Fault
@@ -35,6 +36,12 @@ async def browsing(**context: object) -> AsyncIterator[Page]:
         yield page
         await browser.close()
     assert complaints == []
+
+
+async def _accessible(page: Page) -> None:
+    """No violation of what axe checks: names, roles, contrast, order."""
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 def _refused(said: str, complaints: list[str]) -> None:
@@ -70,6 +77,7 @@ async def test_a_question_its_path_and_its_story_by_keyboard(tmp_path: Path) -> 
         story = page.get_by_role("dialog", name=f"Request {asked}")
         await expect(story.get_by_role("listitem").first).to_contain_text("admit")
         await expect(story.get_by_role("row", name="eu taken")).to_be_visible()
+        await _accessible(page)
         await page.keyboard.press("Escape")
         await expect(story).to_be_hidden()
 
@@ -78,6 +86,7 @@ async def test_a_question_its_path_and_its_story_by_keyboard(tmp_path: Path) -> 
         await page.get_by_role("button", name="Colours").click()
         dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert light != dark
+        await _accessible(page)
         await page.get_by_role("tab", name="Worker").click()
         await expect(page.get_by_role("tabpanel")).to_contain_text('env.AI.run("tiny"')
         SCREENSHOT.parent.mkdir(exist_ok=True)
