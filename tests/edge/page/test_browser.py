@@ -15,6 +15,7 @@ from tests.edge.fakes import END, SECRET, FakeRegion, Hold, delta, running_edge,
 from tests.servers import needed
 
 SCREENSHOT = Path(__file__).resolve().parents[3] / "build" / "page.png"
+PATIENCE_MS = 20_000
 EVIL = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
 
 
@@ -22,6 +23,7 @@ EVIL = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
 async def browsing(**context: object) -> AsyncIterator[Page]:
     """A page of headless Chromium; whatever it complains of is an error here."""
     complaints: list[str] = []
+    expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=needed("chromium"), args=["--no-sandbox", "--disable-gpu"]
@@ -30,7 +32,7 @@ async def browsing(**context: object) -> AsyncIterator[Page]:
             viewport={"width": 1400, "height": 1000},
             **context,  # type: ignore[arg-type]  # options of new_page
         )
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: _refused(said.text, complaints))
         yield page
