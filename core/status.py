@@ -10,7 +10,7 @@ import msgspec
 
 from core.digest import Filter
 from core.framing import FrameDecoder
-from core.types import ModelName, NodeName, RegionName, Role
+from core.types import ModelName, NodeName, RegionName
 
 STALE_S = 3.0
 """A region that has said nothing for this long is suspect and used last."""
@@ -35,11 +35,33 @@ class RankStatus(msgspec.Struct, frozen=True):
     part: str
 
 
+class TierStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node keeps of its KV below its pools' memory. Counters are blocks since its start."""
+
+    kind: str
+    """host or disk."""
+    off: str = ""
+    """Why it is not used any more."""
+    blocks: int = 0
+    places: int = 0
+    written: int = 0
+    loaded: int = 0
+    evicted: int = 0
+    refused: int = 0
+    """Not kept: the disk was behind, or had no place for another namespace."""
+    damaged: int = 0
+    foreign: int = 0
+    """Found at the start and left out: of another model, key or version."""
+    failed: int = 0
+    """Reads and writes that the system refused."""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node as its router sees it. Counters run since the node's start."""
 
     name: NodeName
-    role: Role
+    role: str
+    """A value of core.types.Role, or one that only a newer peer knows."""
     model: ModelName
     pid: int = 0
     alive: bool = True
@@ -67,6 +89,22 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     plan: str = ""
     """How its model is split, as `core.parallel.Plan` writes it."""
     ranks: tuple[RankStatus, ...] = ()
+    tiers: tuple[TierStatus, ...] = ()
+
+
+class PromptTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of requests that were answered, since the router's start: each once, by the attempt that
+    answered it."""
+
+    all: int = 0
+    reusable: int = 0
+    """Held by some pool of the region when the request was placed."""
+    routed: int = 0
+    """Held by the pool that was to read it."""
+    pulled: int = 0
+    """Meant to be fetched for it from another pool."""
+    delivered: int = 0
+    """Computed by nobody for that request."""
 
 
 class RegionStatus(
@@ -90,16 +128,9 @@ class RegionStatus(
     """Share of KV blocks held by sequences, of the fullest decode pool."""
     draining: bool = False
     release: str = ""
-    prompt_tokens: int = 0
-    """Of requests that were answered, since the router's start; the four below are parts of it."""
-    reusable_tokens: int = 0
-    """Held by some node of the region when the request was placed."""
-    routed_tokens: int = 0
-    """Held by the pool that was to read it."""
-    pulled_tokens: int = 0
-    """Meant to be fetched for it from another pool."""
-    delivered_tokens: int = 0
-    """Computed by nobody for that request."""
+    prompts: PromptTokens = PromptTokens()
+    weight: int = 0
+    """On the edges' rings, by order of the operator; 0: as the topology has it."""
 
 
 class RegionPrefixes(
@@ -123,6 +154,9 @@ class RegionPrefixes(
     hot: bytes = b""
     counts: tuple[float, ...] = ()
     total: float = 0.0
+    router: int = 0
+    """Which of the region's routers says so: each speaks of what it has read itself. Set by the
+    edge that hears them."""
 
 
 Told = RegionStatus | RegionPrefixes

@@ -12,6 +12,7 @@ import typer
 
 from deploy.configs import config
 from deploy.deploying import deploy
+from deploy.operate import drain, undrain, weight
 from deploy.tenants import keys, purge, usage
 from deploy.where import StateOption, TopologyOption, topology_file, world_of
 from deploy.worker.commands import worker
@@ -28,6 +29,8 @@ app.add_typer(config, name="config")
 app.add_typer(keys, name="keys")
 app.command()(usage)
 app.command()(deploy)
+for _one in (drain, undrain, weight):
+    app.command()(_one)
 app.add_typer(worker, name="worker")
 app.command()(purge)
 

@@ -17,7 +17,7 @@ class Admission:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._in_flight = 0
-        self._draining = False
+        self._draining = self._resting = False
 
     @property
     def in_flight(self) -> int:
@@ -25,17 +25,24 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        """Nothing new comes in: for good, or until the operator lets it."""
+        return self._draining or self._resting
 
     def drain(self) -> None:
         """Refuse from now on; those inside finish."""
         self._draining = True
+
+    def rest(self, resting: bool) -> None:
+        """By order of the operator: the same, until it is taken back."""
+        self._resting = resting
 
     @contextmanager
     def permit(self) -> Iterator[None]:
         """Raises Draining or NoCapacity."""
         if self._draining:
             raise Draining("this edge is shutting down", retry_after_s=1.0)
+        if self._resting:
+            raise Draining("this edge takes nothing new at the moment", retry_after_s=5.0)
         if self._in_flight >= self._limit:
             raise NoCapacity(f"this edge already carries {self._limit} requests", retry_after_s=1.0)
         self._in_flight += 1

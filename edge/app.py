@@ -13,11 +13,13 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 from litestar import Litestar
+from litestar.types import ASGIApp
 from prometheus_client import CollectorRegistry
 
-from core.config import Edge, World
+from core.config import Edge, Region, World
 from core.errors import ConfigError
 from core.metrics import EdgeMetrics, StatusCollector
+from core.orders import orders_file, read_orders
 from core.release import release
 from core.types import RegionName
 from edge.admission import Admission
@@ -27,12 +29,14 @@ from edge.api.inside import inside_handlers
 from edge.api.keys_page import keys_handler
 from edge.api.openai import Intake
 from edge.api.openapi import document
+from edge.api.orders_page import orders_handlers
 from edge.api.pages import Pages, exception_handlers, generation_handlers
 from edge.api.status_page import Outlook
 from edge.api.upload import BODIES_AT_ONCE, Uploads
 from edge.api.workers_ai import RunIntake
 from edge.api.workers_ai_batch import BatchDesk
 from edge.api.workers_ai_routes import workers_ai_handlers
+from edge.collector import Collector
 from edge.crew.chorus import Chorus
 from edge.crew.seat import ALONE, Seat
 from edge.crew.siblings import NoSiblings, SocketSiblings
@@ -43,10 +47,12 @@ from edge.page.files import read_files
 from edge.page.handlers import page_handlers
 from edge.page.neighbours import Neighbours
 from edge.queue_client import HttpQueueClient, QueueClient
-from edge.region_client import HttpRegionClient, RegionClient, new_session
+from edge.region_client import HttpRegionClient, RegionClient, RegionSession, new_session
+from edge.region_routers import ManyRouters
 from edge.routing.regions import Regions
-from edge.routing.ring import Ring
+from edge.routing.rings import Rings
 from edge.tenants.opening import open_tenants
+from edge.workers.opening import open_workers
 
 _log = logging.getLogger("skerry.edge")
 
@@ -67,7 +73,7 @@ async def open_edge(
     admission: Admission,
     heartbeat_s: float = HEARTBEAT_S,
     seat: Seat = ALONE,
-) -> AsyncIterator[Litestar]:
+) -> AsyncIterator[ASGIApp]:
     """The edge `name` of `world` as an ASGI app; it listens to its regions until the context ends.
 
     Raises ConfigError.
@@ -87,15 +93,12 @@ async def open_edge(
         new_session() as session,
         _config_errors_alone(),
         asyncio.TaskGroup() as tasks,
-        open_tenants(world, name, tasks=tasks) as tenants,
+        open_workers(world, name) as workers,
+        open_tenants(world, name, tasks=tasks, agents=workers) as tenants,
     ):
         clients: dict[RegionName, RegionClient] = {
-            RegionName(region.name): HttpRegionClient(
-                RegionName(region.name),
-                region.http,
-                session,
-                secret=secret,
-                delay_s=_delay_s(world, edge, region.name),
+            RegionName(region.name): _client(
+                region, session, secret, _delay_s(world, edge, region.name)
             )
             for region in topology.regions
         }
@@ -103,7 +106,7 @@ async def open_edge(
         gateway = Gateway(
             clients=clients,
             regions=regions,
-            ring=Ring({RegionName(one.name): one.weight for one in topology.regions}),
+            rings=Rings({RegionName(one.name): one.weight for one in topology.regions}),
             routing=topology.routing,
             fleet_key=fleet_key,
             metrics=metrics,
@@ -139,13 +142,18 @@ async def open_edge(
             recent=recent,
         )
         outlook = Outlook(topology, edge, regions, admission, int(time.time()))
+        kept_orders = orders_file(world.state, name)
+        admission.rest(read_orders(kept_orders).resting)
         intake = Intake(topology)
+        queues = _queues(world, edge, session.http, secret)
+        collector = Collector(queues, tenants.budgets, world.state / "collector.lock")
         batches = BatchDesk(
             desk=desk,
             topology=topology,
             intake=RunIntake(intake),
             regions=regions,
-            clients=_queues(world, edge, session.http, secret),
+            clients=queues,
+            collector=collector,
             fleet_key=fleet_key,
         )
         pages = Pages(
@@ -155,15 +163,16 @@ async def open_edge(
             openapi=document(version),
             version=version,
         )
-        reader = tasks.create_task(regions.run())
+        readers = [tasks.create_task(regions.run()), tasks.create_task(collector.run())]
         try:
-            yield Litestar(
+            app = Litestar(
                 route_handlers=[
                     *generation_handlers(desk, intake),
                     *workers_ai_handlers(desk, batches.intake, outlook, batches),
                     *pages.handlers(),
                     *inside_handlers(chorus, secret),
                     keys_handler(tenants.keyring, secret),
+                    *orders_handlers(chorus, kept_orders, secret),
                     *page_handlers(
                         read_files(),
                         topology=topology,
@@ -182,8 +191,10 @@ async def open_edge(
                 openapi_config=None,
                 logging_config=None,
             )
+            yield app if workers is None else workers.before(app)
         finally:
-            reader.cancel()
+            for reader in readers:
+                reader.cancel()
 
 
 @asynccontextmanager
@@ -229,6 +240,16 @@ def _queues(
         )
         for region in world.topology.regions
     }
+
+
+def _client(region: Region, session: RegionSession, secret: bytes, delay_s: float) -> RegionClient:
+    """One for each of its routers, and one over them where there are several."""
+    name = RegionName(region.name)
+    clients = [
+        HttpRegionClient(name, router.http, session, secret=secret, delay_s=delay_s)
+        for _, router in region.doors
+    ]
+    return clients[0] if len(clients) == 1 else ManyRouters(clients)
 
 
 def _delay_s(world: World, edge: Edge, region: str) -> float:

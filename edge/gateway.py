@@ -2,8 +2,11 @@
 
 Before the first delta a retryable failure moves the request to the next candidate, the loser told
 to drop it first; after it the caller has text, and a second answer would not match it, so the
-failure is the end. A region's stream must end in `Done` or `Fault`. Closing the generator, or
-cancelling the task that reads it, cancels the request in the region.
+failure is the end. A reader who shows nothing before the end (`unseen`) has no text yet: it is told
+to begin anew, and the request is tried again, by the same region where there is no other.
+
+A region's stream must end in `Done` or `Fault`. Closing the generator, or cancelling the task that
+reads it, cancels the request in the region.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from edge.region_client import RegionClient
 from edge.routing.learned import BytesPerToken
 from edge.routing.placement import Asked, Reason, RouteDecision, choose
 from edge.routing.regions import Regions
-from edge.routing.ring import Ring
+from edge.routing.rings import Rings
 
 _log = logging.getLogger("skerry.gateway")
 
@@ -79,6 +82,13 @@ class Batch:
     events: tuple[Delta | Finish | Done, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """What came before is void: the answer begins again."""
+
+
+ANEW = Anew()
+
 Residency = Callable[[str, ModelName], frozenset[RegionName] | None]
 """The regions that a namespace's requests for a model may see; None for all."""
 
@@ -93,6 +103,7 @@ class _Errand:
     allowed: frozenset[RegionName] | None
     deadline: float
     journal: Journal
+    unseen: bool
 
     def left_s(self) -> float:
         return self.deadline - asyncio.get_running_loop().time()
@@ -106,7 +117,7 @@ class Gateway:
         *,
         clients: Mapping[RegionName, RegionClient],
         regions: Regions,
-        ring: Ring,
+        rings: Rings,
         routing: Routing,
         fleet_key: bytes,
         metrics: EdgeMetrics,
@@ -116,7 +127,7 @@ class Gateway:
     ) -> None:
         self._clients = clients
         self._regions = regions
-        self._ring = ring
+        self._rings = rings
         self._routing = routing
         self._fleet_key = fleet_key
         self._metrics = metrics
@@ -131,9 +142,11 @@ class Gateway:
         *,
         affinity: str | None = None,
         journal: Journal | None = None,
-    ) -> AsyncGenerator[Batch | Held, None]:
+        unseen: bool = False,
+    ) -> AsyncGenerator[Batch | Held | Anew, None]:
         """Batches of one generation; the last event of the last batch is `Done`. Before the first
-        batch, `Held` says where the request waits while every region is busy.
+        batch, `Held` says where the request waits while every region is busy. `Anew` comes only
+        to a reader that is `unseen`: its caller is shown nothing before the end.
 
         Raises RequestError, before the first batch or after it. The reader closes it (`aclosing`).
         """
@@ -150,6 +163,7 @@ class Gateway:
             allowed=self._residency(request.namespace, request.model),
             deadline=asyncio.get_running_loop().time() + request.deadline_s,
             journal=journal or Journal(request.id, "-"),
+            unseen=unseen,
         )
         group = Group(request.model, errand.allowed)
         if self._hold.crowded(group):
@@ -170,7 +184,7 @@ class Gateway:
 
     async def _held(
         self, errand: _Errand, group: Group, busy: NoCapacity
-    ) -> AsyncGenerator[Batch | Held, None]:
+    ) -> AsyncGenerator[Batch | Held | Anew, None]:
         """Wait in line, and try when the turn has come, until a region takes the request."""
         place = self._hold.join(group, errand.request.namespace, most_s=errand.left_s())
         if place is None:
@@ -196,13 +210,17 @@ class Gateway:
             place.leave(served=False)
             self._metrics.hold_seconds.observe(journal.held_s)
 
-    async def _once(self, errand: _Errand) -> AsyncGenerator[Batch, None]:
+    async def _once(self, errand: _Errand) -> AsyncGenerator[Batch | Anew, None]:
         """The request at the regions, one after the other. Raises _Refused when they are full."""
         request, journal = errand.request, errand.journal
         decision = self._route(errand)
         ids = errand.chain.ids()
         failure: RequestError | None = None
-        for number, region in enumerate(decision.candidates[:ATTEMPTS]):
+        left, again = [*decision.candidates], False
+        for number in range(ATTEMPTS):
+            if not left:
+                break
+            region = left.pop(0)
             reason = decision.reason if number == 0 else Reason.FAILOVER
             self._metrics.routes.labels(region, reason).inc()
             sent = self._regions.sent(region, ids, decision.work_s(region))
@@ -228,8 +246,12 @@ class Gateway:
                 journal.ended(error.code)
                 if not begun:
                     self._regions.failed(sent, ill=isinstance(error, _ILL))
-                if begun or not error.retryable:
+                if (begun and not errand.unseen) or not error.retryable:
                     raise
+                if begun:
+                    again = True
+                    left = left or [region]
+                    yield ANEW
                 self._metrics.failovers.labels(region, error.code).inc()
                 _log.warning(
                     "attempt failed id=%s region=%s reason=%s code=%s",
@@ -243,13 +265,14 @@ class Gateway:
                 if failure is None or not isinstance(error, RegionUnavailable):
                     failure = error
         assert failure is not None, "a decision has at least one candidate"
-        if isinstance(failure, NoCapacity):
+        if isinstance(failure, NoCapacity) and not again:
             raise _Refused(failure)
         raise failure
 
     def _route(self, errand: _Errand) -> RouteDecision:
         """Raises RegionUnavailable."""
         request, chain = errand.request, errand.chain
+        view = self._regions.view()
         hot = self._regions.hot()
         key = key_of(chain, self._routing.depth, hot.ids)
         digest = key.digest
@@ -259,7 +282,7 @@ class Gateway:
             )
         asked = Asked(
             model=request.model,
-            walk=self._ring.walk(digest),
+            walk=self._rings.of(view).walk(digest),
             text_bytes=key.text_bytes,
             by_affinity=errand.affinity is not None,
             ids=chain.ids(),
@@ -269,7 +292,7 @@ class Gateway:
             allowed=errand.allowed,
             draws=(random.random(), random.random()),
         )
-        decision = choose(self._regions.view(), asked, self._routing)
+        decision = choose(view, asked, self._routing)
         errand.journal.chose(
             decision,
             Key(key.depth, key.blocks, key.text_bytes, hot.version, asked.by_affinity),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 import grpc
+import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
@@ -21,12 +22,15 @@ from core.config import Region, World
 from core.errors import ConfigError
 from core.metrics import RouterMetrics, StatusCollector, render
 from core.models.source import resolve_source
+from core.orders import Orders, orders_file
 from core.release import release
 from core.status import RegionStatus
 from core.text.model import load_text
 from core.types import ModelName, RegionName, Role
 from regional.http import RegionHttp
+from regional.orders import OrderBook, OrdersHttp
 from regional.prefixes import PUBLISHED_SHARE, Prefixes
+from regional.purging import PurgeHttp
 from regional.queue.http import QueueHttp
 from regional.queue.kept import KeptQueue
 from regional.queue.rules import Room
@@ -47,7 +51,15 @@ _CLOSE_S = 1.0
 class RouterApp:
     """One region's router with its two listeners. `start` binds them, `stop` undoes it all."""
 
-    def __init__(self, world: World, region: Region, texts: Mapping[ModelName, TextModel]) -> None:
+    def __init__(
+        self,
+        world: World,
+        region: Region,
+        texts: Mapping[ModelName, TextModel],
+        *,
+        name: str = "",
+    ) -> None:
+        """`name`: of this one of several routers of the region."""
         limits, secret = world.topology.limits, world.secret("region")
         self._region = region
         self._models = tuple(texts)
@@ -81,7 +93,7 @@ class RouterApp:
             ready=self._ready,
             metrics=self._rendered,
         )
-        kept = KeptQueue(Store(world.state / f"queue-{region.name}.sqlite"))
+        kept = KeptQueue(Store(world.state / f"queue-{name or region.name}.sqlite"))
         self._kept = kept
         self.queue = Worker(kept, self.router, look=self._room, deadline_s=limits.deadline_s)
         self._metrics.kept.set_function(lambda: float(self.queue.waiting))
@@ -91,6 +103,18 @@ class RouterApp:
             poke=self.queue.poke,
             body_bytes=limits.body_bytes,
         )
+        self._purge_http = PurgeHttp(
+            self.router.purges,
+            kept,
+            stop=self.router.stop_namespace,
+            check=self._http.check_secret,
+        )
+        self._orders = OrderBook(
+            orders_file(world.state, name or region.name),
+            {node.name for node in region.nodes},
+            changed=self._ordered,
+        )
+        self._orders_http = OrdersHttp(self._orders, check=self._http.check_secret)
         self._running = AsyncExitStack()
         self.http_port = 0
         self.grpc_port = 0
@@ -131,7 +155,13 @@ class RouterApp:
 
     async def _start_http(self, starting: AsyncExitStack) -> int:
         runner = web.AppRunner(
-            self._http.application(self._queue_http.routes()),
+            self._http.application(
+                [
+                    *self._queue_http.routes(),
+                    *self._purge_http.routes(),
+                    *self._orders_http.routes(),
+                ]
+            ),
             handler_cancellation=True,  # a client that goes away ends its request
             access_log=None,
             shutdown_timeout=_CLOSE_S,
@@ -162,8 +192,15 @@ class RouterApp:
             queued=router.dispatcher.queued,
             active=router.active,
             draining=router.draining,
+            hits=router.hits,
             release=self._release,
+            orders=self._orders.now,
         )
+
+    def _ordered(self, orders: Orders) -> None:
+        self.router.cluster.resting = frozenset(orders.nodes)
+        self.publisher.touch()
+        self.router.dispatcher.poke()
 
     def _room(self, held: int) -> Room:
         decoders = self.router.cluster.view().decoders()
@@ -172,7 +209,7 @@ class RouterApp:
             taken=sum(node.sequences for node in decoders),
             waiting=self.router.dispatcher.waiting(QUEUE_PRIORITY),
             held=held,
-            draining=self.router.draining,
+            draining=self.router.draining or self._orders.now.resting,
         )
 
     def _ready(self) -> bool:
@@ -189,14 +226,16 @@ class RouterApp:
 
 
 def run_router(world: World, name: str) -> int:
-    """Serve region `name` until SIGTERM or SIGINT; asked twice, end at once. Raises ConfigError."""
+    """Be the router `name` until SIGTERM or SIGINT; asked twice, end at once. Raises
+    ConfigError."""
     logs.setup(f"router/{name}")
-    region = world.topology.region(name)
-    asyncio.run(_serve(world, region))
+    region, here = world.topology.router(name)
+    region = msgspec.structs.replace(region, http=here.http, grpc=here.grpc)
+    asyncio.run(_serve(world, region, name))
     return 0
 
 
-async def _serve(world: World, region: Region) -> None:
+async def _serve(world: World, region: Region, name: str) -> None:
     stopped = asyncio.Event()
 
     def signalled() -> None:
@@ -207,7 +246,7 @@ async def _serve(world: World, region: Region) -> None:
     loop = asyncio.get_running_loop()
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, signalled)
-    app = RouterApp(world, region, load_texts(world, region))
+    app = RouterApp(world, region, load_texts(world, region), name=name)
     await app.start()
     await stopped.wait()
     log.info("draining, %d requests run", app.router.active)

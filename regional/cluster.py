@@ -5,18 +5,19 @@ are missed. A node that joins again replaces its old self, known by its epoch; a
 the name of one that still beats is refused, or the two would evict each other for ever.
 
 Work is counted at dispatch and given back when it ends, never read back from a heartbeat, which is
-a second old when it matters.
+a moment old when it matters. Only what *other* routers have sent to a node is taken from its
+heartbeats: it says that apart, so nothing counts twice.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.config import Region
 from core.errors import InvalidRequest
-from core.types import ModelName, NodeName, PoolId, Role
+from core.types import BLOCK_TOKENS, ModelName, NodeName, PoolId, Role
 from regional.pb import node_pb2 as pb
 from regional.rpc import NodeSession
 
@@ -25,6 +26,12 @@ MOST_POOLS = 4096
 """Of one node; a count above it is nonsense."""
 UNMEASURED_TOKENS_PER_S = 1000.0
 """Stands for a rate that a node has not measured."""
+UNMEASURED_KV_BYTES_PER_S = 1e9
+UNMEASURED_TIER_BYTES_PER_S = 5e8
+SLOW_START_S = 20.0
+"""A node takes its whole share after so long."""
+HEAD_START_S = 2.0
+"""Its first share is that of a node that has served for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Offer:
     fingerprint: bytes
     context: int
     blocks: int
+    block_bytes: int = 0
+    """Of one block's KV, over all layers, groups and ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,12 @@ class NodeView:
     answer_tokens: int = 0
     """Expected and not generated yet, over its sequences."""
     changes: int = 0
+    share: float = 1.0
+    """The part of its full work that it should have by now: see `share_of`."""
+    kv_bytes_per_s: float = UNMEASURED_KV_BYTES_PER_S
+    """At which it sends KV to other nodes."""
+    tier_bytes_per_s: float = UNMEASURED_TIER_BYTES_PER_S
+    """At which blocks come back from the tiers below its memory."""
 
     @property
     def pool(self) -> PoolId:
@@ -89,6 +104,9 @@ class ClusterView:
 
     def decoders(self) -> list[NodeView]:
         return [n for n in self.nodes if not n.draining and n.role is not Role.PREFILL]
+
+
+_NO_WORK = pb.PoolWork()
 
 
 class Work:
@@ -156,21 +174,37 @@ class Charge:
 class Member:
     """A joined node."""
 
-    def __init__(self, session: NodeSession, role: Role, offers: tuple[Offer, ...]) -> None:
+    def __init__(
+        self,
+        session: NodeSession,
+        role: Role,
+        offers: tuple[Offer, ...],
+        clock: Callable[[], float],
+    ) -> None:
         self.session = session
         self.role = role
         self.offers = offers
         self.beat = pb.Heartbeat()
-        self.last_heard = 0.0
+        self.last_heard = clock()
+        self._clock = clock
+        self._began_at = self.last_heard - session.join.age_s
         self.leaving = False
         self.pools = tuple(Work() for _ in range(pools_of(session.join)))
 
-    def views(self) -> Iterator[NodeView]:
-        return (self.view(dp_rank) for dp_rank in range(len(self.pools)))
+    @property
+    def age_s(self) -> float:
+        """How long the node has served."""
+        return self._clock() - self._began_at
 
-    def view(self, dp_rank: int = 0) -> NodeView:
+    def views(self, eldest_s: float = 0.0) -> Iterator[NodeView]:
+        """Of its pools. `eldest_s`: how long the region's oldest node has served."""
+        share = share_of(self.age_s, eldest_s)
+        return (self.view(dp_rank, share) for dp_rank in range(len(self.pools)))
+
+    def view(self, dp_rank: int = 0, share: float = 1.0) -> NodeView:
         join, beat, work = self.session.join, self.beat, self.pools[dp_rank]
         first = join.models[0]
+        others = beat.others[dp_rank] if dp_rank < len(beat.others) else _NO_WORK
         return NodeView(
             name=self.session.name,
             serial=self.session.serial,
@@ -182,11 +216,14 @@ class Member:
             prefill_tokens_per_s=_rate(beat.prefill_tokens_per_s, first.prefill_tokens_per_s),
             decode_tokens_per_s=_rate(beat.decode_tokens_per_s, first.decode_tokens_per_s),
             draining=self.leaving or beat.draining,
-            prefills=work.prefills,
-            prefill_tokens=work.prefill_tokens,
-            sequences=work.sequences,
-            answer_tokens=work.answer_tokens,
+            prefills=work.prefills + others.prefills,
+            prefill_tokens=work.prefill_tokens + others.prefill_tokens,
+            sequences=work.sequences + others.sequences,
+            answer_tokens=work.answer_tokens + others.answer_tokens,
             changes=work.changes,
+            share=share,
+            kv_bytes_per_s=beat.kv_bytes_per_s or UNMEASURED_KV_BYTES_PER_S,
+            tier_bytes_per_s=beat.tier_bytes_per_s or UNMEASURED_TIER_BYTES_PER_S,
         )
 
 
@@ -201,6 +238,8 @@ class Cluster:
         self._patience_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._members: dict[NodeName, Member] = {}
+        self.resting: frozenset[str] = frozenset()
+        """Nodes that are to get nothing new, by order of the operator."""
 
     def join(self, session: NodeSession) -> NodeSession | None:
         """Take a node in; gives the session that it replaces. Raises InvalidRequest."""
@@ -213,7 +252,14 @@ class Cluster:
                 f"node {join.name!r} came as {join.role!r}; the topology says {expected.role!r}"
             )
         offers = tuple(
-            Offer(ModelName(m.name), m.fingerprint, m.context, m.blocks) for m in join.models
+            Offer(
+                ModelName(m.name),
+                m.fingerprint,
+                m.context,
+                m.blocks,
+                m.kv_bytes_per_token * BLOCK_TOKENS,
+            )
+            for m in join.models
         )
         if [offer.model for offer in offers] != [expected.model]:
             raise InvalidRequest(f"node {join.name!r} must offer exactly {expected.model!r}")
@@ -223,8 +269,7 @@ class Cluster:
                 f"the name {join.name!r} is in use by pid {replaced.session.join.pid}, which beats;"
                 f" pid {join.pid} may have it when that is gone"
             )
-        member = Member(session, expected.role, offers)
-        member.last_heard = self._clock()
+        member = Member(session, expected.role, offers, self._clock)
         self._members[session.name] = member
         return replaced.session if replaced else None
 
@@ -265,7 +310,13 @@ class Cluster:
         return self._members.values()
 
     def view(self) -> ClusterView:
-        return ClusterView(tuple(v for member in self._members.values() for v in member.views()))
+        members = self._members.values()
+        eldest_s = max((member.age_s for member in members), default=0.0)
+        views = (view for member in members for view in member.views(eldest_s))
+        return ClusterView(tuple(map(self._rested, views)))
+
+    def _rested(self, view: NodeView) -> NodeView:
+        return replace(view, draining=True) if view.name in self.resting else view
 
     def _holds_name(self, member: Member, newcomer: pb.Join) -> bool:
         """Does it live, and is it somebody else? A process that dials again is the same one."""
@@ -275,6 +326,14 @@ class Cluster:
     def _current(self, session: NodeSession) -> Member | None:
         member = self._members.get(session.name)
         return member if member is not None and member.session is session else None
+
+
+def share_of(age_s: float, eldest_s: float) -> float:
+    """The part of its full work that a node of this age should have, beside one that has served for
+    `eldest_s`. A fresh node has nothing cached and would, being empty, draw everything at once;
+    where all are fresh, all are equal."""
+    grown_s = min(SLOW_START_S, eldest_s)
+    return min(1.0, (age_s + HEAD_START_S) / (grown_s + HEAD_START_S))
 
 
 def pools_of(join: pb.Join) -> int:

@@ -11,13 +11,33 @@ import msgspec
 
 from core.config import Node
 from core.framing import encode_frame
-from core.status import ModelStatus, NodeStatus, RankStatus, RegionPrefixes, RegionStatus
+from core.orders import Orders
+from core.status import (
+    ModelStatus,
+    NodeStatus,
+    RankStatus,
+    RegionPrefixes,
+    RegionStatus,
+    TierStatus,
+)
 from core.types import ModelName, NodeName, RegionName, Role
 from regional.cluster import ClusterView, Member, NodeView
+from regional.hits import Hits
+from regional.pb import node_pb2 as pb
 from regional.prefixes import Prefixes
 
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 1.0
+
+
+NO_ORDERS = Orders()
+
+
+def rested(status: NodeStatus, orders: Orders) -> NodeStatus:
+    """As drains what rests by order of the operator."""
+    if status.name not in orders.nodes:
+        return status
+    return msgspec.structs.replace(status, draining=True)
 
 
 def node_status(member: Member) -> NodeStatus:
@@ -49,6 +69,23 @@ def node_status(member: Member) -> NodeStatus:
         stage_seconds=tuple(beat.stage_seconds),
         plan=join.plan,
         ranks=tuple(RankStatus(one.rank, one.pid, one.part) for one in join.ranks),
+        tiers=tuple(tier_status(one) for one in beat.tiers),
+    )
+
+
+def tier_status(told: pb.Tier) -> TierStatus:
+    return TierStatus(
+        kind=told.kind,
+        off=told.off,
+        blocks=told.blocks,
+        places=told.places,
+        written=told.written,
+        loaded=told.loaded,
+        evicted=told.evicted,
+        refused=told.refused,
+        damaged=told.damaged,
+        foreign=told.foreign,
+        failed=told.failed,
     )
 
 
@@ -195,7 +232,9 @@ def region_status(
     queued: int,
     active: int,
     draining: bool,
+    hits: Hits,
     release: str,
+    orders: Orders = NO_ORDERS,
 ) -> RegionStatus:
     """All of it in one frame; `sequence` is the publisher's to set. `nodes`: as the topology has
     them."""
@@ -205,13 +244,18 @@ def region_status(
         epoch=epoch,
         sequence=0,
         models=models,
-        nodes=(*(node_status(member) for member in known), *absent(known, nodes)),
+        nodes=(
+            *(rested(node_status(member), orders) for member in known),
+            *absent(known, nodes),
+        ),
         prefill_work_s=prefill_work_s(view),
         decode_work_s=decode_work_s(view),
         queue_s=queue_s,
         queued=queued,
         active=active,
+        prompts=hits.told,
         kv_used=fullest_pool(known),
-        draining=draining,
+        draining=draining or orders.resting,
         release=release,
+        weight=orders.weight,
     )

@@ -20,6 +20,7 @@ from edge.hold import Hold
 from edge.journal import Recent
 
 METRICS, WORKER, STORIES = "/internal/v1/metrics", "/internal/v1/worker", "/internal/v1/stories"
+OWN_ORDERS = "/internal/v1/worker/orders"
 """What workers ask of each other."""
 
 _Page = TypeVar("_Page", bound=msgspec.Struct)
@@ -88,6 +89,15 @@ class Chorus:
             story = self._recent.find(name)
             stories = () if story is None else (story,)
         return StoryPage(edge=self._edge, kept=self._recent.kept, stories=stories)
+
+    def rest(self, resting: bool) -> None:
+        """This worker alone."""
+        self._admission.rest(resting)
+
+    async def rest_all(self, orders: bytes, resting: bool) -> None:
+        """All workers. One that is not reached is being started, and reads the kept orders."""
+        self.rest(resting)
+        await self._siblings.tell(OWN_ORDERS, orders)
 
     async def metrics(self) -> bytes:
         pages = [self.own_metrics(), *(await self._siblings.ask(METRICS)).values()]

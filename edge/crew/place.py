@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -9,7 +10,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from core.address import split_address
@@ -27,23 +28,45 @@ def reserved(listen: str) -> Iterator[str]:
     """The address with its port, ours until the end. Raises ConfigError when anybody has it.
 
     Whoever sets SO_REUSEPORT may share a port with another crew of the same user, so it is bound
-    once without. SO_REUSEADDR is for connections of an edge that was here before: those in
+    once without; and since two that start together may both find it free, a crew also locks a file
+    of the port's. SO_REUSEADDR is for connections of an edge that was here before: those in
     TIME_WAIT would keep a port from us for a minute.
     """
     host, port = split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as alone, socket.socket(family) as holder:
+    with socket.socket(family) as alone, socket.socket(family) as holder, ExitStack() as locks:
         try:
             for one in (alone, holder):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port:
+                locks.enter_context(_port_lock(port))
             alone.bind((host, port))
+            if not port:
+                port = alone.getsockname()[1]
+                locks.enter_context(_port_lock(port))
             alone.close()
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind((host, port))
         except OSError as error:
             raise ConfigError(f"{listen} cannot be listened on: {error.strerror}") from error
         shown = f"[{host}]" if ":" in host else host
-        yield f"{shown}:{holder.getsockname()[1]}"
+        yield f"{shown}:{port}"
+
+
+@contextmanager
+def _port_lock(port: int) -> Iterator[None]:
+    """Raises OSError: another crew of ours holds the port, or is about to. The file stays: to
+    remove it would let two crews lock two files of one name."""
+    path = Path(tempfile.gettempdir()) / f"{_PREFIX}port-{os.getuid()}-{port}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
+    finally:
+        os.close(file)
 
 
 @contextmanager

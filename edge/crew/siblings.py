@@ -20,12 +20,19 @@ class Siblings(Protocol):
         """The bodies of `path` by worker number; only of those who answered with 200."""
         ...
 
+    async def tell(self, path: str, body: bytes) -> None:
+        """Post `body` to all who are there."""
+        ...
+
 
 class NoSiblings:
     """Of an edge of one process."""
 
     async def ask(self, path: str) -> dict[int, bytes]:
         return {}
+
+    async def tell(self, path: str, body: bytes) -> None:
+        return None
 
 
 class SocketSiblings:
@@ -45,12 +52,17 @@ class SocketSiblings:
             if body is not None
         }
 
-    async def _one(self, path: str, where: str) -> bytes | None:
+    async def tell(self, path: str, body: bytes) -> None:
+        await asyncio.gather(*(self._one(path, where, body) for where in self._sockets.values()))
+
+    async def _one(self, path: str, where: str, body: bytes | None = None) -> bytes | None:
+        method = "GET" if body is None else "POST"
+        url = f"http://sibling{path}"
         try:
             async with (
                 asyncio.timeout(PATIENCE_S),
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(where)) as session,
-                session.get(f"http://sibling{path}", headers=self._headers) as answer,
+                session.request(method, url, headers=self._headers, data=body) as answer,
             ):
                 return await answer.read() if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError):

@@ -23,6 +23,7 @@ from core.pauses import PAUSES, Pauses
 from edge.crew.place import private_folder, reserved
 from edge.crew.seat import Seat
 from edge.crew.watch import PATIENCE, Patience, hangs
+from edge.workers.keeper import hosting
 
 _log = logging.getLogger("skerry.crew")
 
@@ -42,7 +43,13 @@ def run_crew(world: World, name: str, *, pauses: Pauses = PAUSES) -> int:
             *("--topology", str(world.path), "--state", str(world.state), "--name", name),
             *("--address", address, "--folder", str(folder), "--lifeline", str(lifeline)),
         ]
-        return asyncio.run(Crew(command, edge.workers, folder, lifeline, pauses).run())
+        crew = Crew(command, edge.workers, folder, lifeline, pauses)
+        return asyncio.run(_with_host(crew, world, name, address))
+
+
+async def _with_host(crew: Crew, world: World, name: str, address: str) -> int:
+    async with hosting(world, name, address):
+        return await crew.run()
 
 
 class Crew:

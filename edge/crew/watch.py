@@ -52,14 +52,14 @@ async def hangs(where: Path, patience: Patience, clock: Callable[[], float]) -> 
     long, in seconds."""
     silence = Silence(patience, clock())
     while True:
-        answered = await _answers(where, patience.every_s)
+        answered = await answers(where, patience.every_s)
         if silence.asked(answered, clock()):
             return silence.seconds
         await asyncio.sleep(patience.every_s)
 
 
-async def _answers(where: Path, within_s: float) -> bool:
-    """Any word will do."""
+async def answers(where: Path, within_s: float) -> bool:
+    """Whether the process at the Unix socket `where` says anything; any word will do."""
     try:
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_unix_connection(str(where))

@@ -23,7 +23,7 @@ from core.types import GenerateRequest, ModelName, RegionName, RequestId
 from edge.gateway import Batch, Gateway
 from edge.hold import Hold
 from edge.routing.regions import Regions
-from edge.routing.ring import Ring
+from edge.routing.rings import Rings
 from tests.edge.fakes import END, MODEL, FakeRegion, accepted, delta, status_of, world_of
 
 NAMES = ("eu", "us", "asia", "oz")
@@ -121,7 +121,7 @@ async def _fleet(tmp_path: Path, *, hold: int = 0, pinned: str = "") -> AsyncIte
         gateway = Gateway(
             clients=clients,
             regions=view,
-            ring=Ring(dict.fromkeys(clients, 100)),
+            rings=Rings(dict.fromkeys(clients, 100)),
             routing=Routing(),
             fleet_key=FLEET_KEY,
             metrics=EdgeMetrics(CollectorRegistry()),

@@ -32,7 +32,7 @@ from edge.region_client import RegionClient
 from edge.routing.breaker import FAILURES
 from edge.routing.placement import Reason
 from edge.routing.regions import Regions
-from edge.routing.ring import Ring
+from edge.routing.rings import Rings
 from tests.edge.fakes import END, MODEL, USAGE, FakeRegion, MemoryRegion, accepted, delta, world_of
 
 REQUEST = GenerateRequest(id=RequestId("r1"), model=MODEL, prompt="Hi", seed=1, rendered_at=0)
@@ -63,7 +63,7 @@ async def _gateway(
         yield Gateway(
             clients=clients,
             regions=view,
-            ring=Ring(dict.fromkeys(clients, 100)),
+            rings=Rings(dict.fromkeys(clients, 100)),
             routing=Routing(),
             fleet_key=b"k" * 16,
             metrics=EdgeMetrics(CollectorRegistry()),

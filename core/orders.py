@@ -1,0 +1,64 @@
+"""What an operator orders of a region or an edge while it runs: JSON of `POST /internal/v1/orders`
+(`skerry drain | undrain | weight`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+_log = logging.getLogger("skerry.orders")
+
+ORDERS_PATH = "/internal/v1/orders"
+MOST_WEIGHT = 10_000
+
+
+class OrderAsk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is to change; what is None stays. `nodes`: by name, whether it rests. `weight` 0 is the
+    topology's own again."""
+
+    resting: bool | None = None
+    nodes: dict[str, bool] = {}
+    weight: Annotated[int, msgspec.Meta(ge=0, le=MOST_WEIGHT)] | None = None
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds now. What rests gets nothing new and ends what it has."""
+
+    resting: bool = False
+    nodes: tuple[str, ...] = ()
+    weight: int = 0
+
+    def changed(self, ask: OrderAsk) -> Orders:
+        nodes = {name for name in self.nodes if ask.nodes.get(name, True)}
+        nodes |= {name for name, rests in ask.nodes.items() if rests}
+        return Orders(
+            resting=self.resting if ask.resting is None else ask.resting,
+            nodes=tuple(sorted(nodes)),
+            weight=self.weight if ask.weight is None else ask.weight,
+        )
+
+
+def orders_file(state: Path, name: str) -> Path:
+    """Where an edge or a router keeps them, for when it is started again."""
+    return state / f"orders-{name}.json"
+
+
+def read_orders(path: Path) -> Orders:
+    """None hold where there is no file, or one that cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Orders)
+    except FileNotFoundError:
+        return Orders()
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("%s is not read, no orders hold: %s", path, error)
+        return Orders()
+
+
+def write_orders(path: Path, orders: Orders) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(orders))
+    os.replace(fresh, path)

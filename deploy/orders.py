@@ -1,0 +1,173 @@
+"""`skerry drain | undrain | weight`: what an operator orders of a part of a running world."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from core.config import Topology, World, load
+from core.errors import ConfigError
+from core.orders import ORDERS_PATH, OrderAsk, Orders
+from deploy.state import current_of
+
+SECRET_HEADER = "x-skerry-secret"
+TIMEOUT = httpx.Timeout(10.0, connect=3.0)
+POLL_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An edge, a region or a node, and who takes orders for it. `node` is its name among the
+    region's."""
+
+    kind: str
+    name: str
+    doors: tuple[str, ...]
+    region: str = ""
+
+    @property
+    def node(self) -> str | None:
+        return self.name if self.kind == "node" else None
+
+
+def running(world: World) -> World:
+    """With the addresses that a start on this machine found. Raises ConfigError."""
+    current = current_of(world.state)
+    if current is None or not current.topology:
+        return world  # its processes run elsewhere, at the addresses of the topology
+    return load(Path(current.topology), state=world.state)
+
+
+def part_of(topology: Topology, name: str) -> Part:
+    """Raises ConfigError, with the nearest name."""
+    for edge in topology.edges:
+        if edge.name == name:
+            return Part("edge", name, (f"http://{edge.listen}",))
+    for region in topology.regions:
+        doors = tuple(f"http://{router.http}" for _, router in region.doors)
+        if region.name == name:
+            return Part("region", name, doors, name)
+        if any(node.name == name for node in region.nodes):
+            return Part("node", name, doors, region.name)
+    known = [
+        *(edge.name for edge in topology.edges),
+        *(region.name for region in topology.regions),
+        *(node.name for region in topology.regions for node in region.nodes),
+    ]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+    raise ConfigError(f"nothing is named {name!r}; {hint}")
+
+
+def drain(
+    world: World, name: str, *, resting: bool, say: Callable[[str], None], wait_s: float
+) -> None:
+    """Let a part rest, or work again; with `wait_s` wait for what it still has. Raises ConfigError
+    when it is not done by then."""
+    world = running(world)
+    part = part_of(world.topology, name)
+    ask = OrderAsk(nodes={name: resting}) if part.node else OrderAsk(resting=resting)
+    give(world, part, ask)
+    if not resting:
+        say(f"{part.kind} {name} takes new work again")
+        return
+    say(f"{part.kind} {name} gets nothing new; what it has goes on")
+    if wait_s:
+        wait_until_idle(part, say=say, wait_s=wait_s)
+
+
+def weigh(world: World, name: str, weight: int, *, say: Callable[[str], None]) -> None:
+    """Raises ConfigError."""
+    world = running(world)
+    part = part_of(world.topology, name)
+    if part.kind != "region":
+        raise ConfigError(f"{name!r} is {_an(part.kind)}; only regions have a weight on the ring")
+    give(world, part, OrderAsk(weight=weight))
+    own = world.topology.region(name).weight
+    if weight:
+        say(f"region {name} has the weight {weight} on every edge's ring (topology: {own})")
+    else:
+        say(f"region {name} has the topology's weight again: {own}")
+
+
+def give(world: World, part: Part, ask: OrderAsk) -> Orders:
+    """To all who take orders for the part: of several routers each. Raises ConfigError."""
+    headers = {SECRET_HEADER: world.secret("region").decode()}
+    body = msgspec.json.encode(ask)
+    orders = Orders()
+    for door in part.doors:
+        try:
+            said = httpx.post(
+                f"{door}{ORDERS_PATH}", content=body, headers=headers, timeout=TIMEOUT,
+                trust_env=False,
+            )  # fmt: skip
+        except httpx.TransportError as error:
+            raise ConfigError(
+                f"{part.kind} {part.name} is not reached at {door}: "
+                f"{str(error) or type(error).__name__}"
+            ) from error
+        if not said.is_success:
+            raise ConfigError(f"{door}: {said.status_code} {_reason(said)}")
+        orders = msgspec.json.decode(said.content, type=Orders)
+    return orders
+
+
+def wait_until_idle(part: Part, *, say: Callable[[str], None], wait_s: float) -> None:
+    """Raises ConfigError when something still runs after `wait_s`."""
+    end = time.monotonic() + wait_s
+    last = -1
+    while (left := sum(_under_way(part))) > 0:
+        if left != last:
+            say(f"  {left} under way")
+            last = left
+        if time.monotonic() > end:
+            raise ConfigError(f"{part.kind} {part.name} still has {left} after {wait_s:g} s")
+        time.sleep(POLL_S)
+    say(f"  {part.kind} {part.name} is idle")
+
+
+class _Node(msgspec.Struct):
+    name: str
+    running: int = 0
+    waiting: int = 0
+    prefill_backlog_tokens: int = 0
+
+
+class _Status(msgspec.Struct):
+    in_flight: int = 0
+    active: int = 0
+    nodes: list[_Node] = []
+
+
+def _under_way(part: Part) -> Iterator[int]:
+    for door in part.doors:
+        try:
+            page = httpx.get(f"{door}/status", timeout=TIMEOUT, trust_env=False).content
+        except httpx.TransportError as error:
+            raise ConfigError(f"{part.name} is not reached at {door}") from error
+        status = msgspec.json.decode(page, type=_Status)
+        if part.kind == "edge":
+            yield status.in_flight
+        elif part.node is None:
+            yield status.active
+        else:
+            for node in status.nodes:
+                if node.name == part.node:
+                    yield node.running + node.waiting + (node.prefill_backlog_tokens > 0)
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind == "edge" else f"a {kind}"
+
+
+def _reason(said: httpx.Response) -> str:
+    try:
+        return str(msgspec.json.decode(said.content)["error"]["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return said.text[:200]

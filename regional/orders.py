@@ -1,0 +1,76 @@
+"""The operator's orders to a region: kept in a file of the state folder, so that a router that is
+started again still knows them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from core.errors import InvalidRequest, RequestError
+from core.orders import ORDERS_PATH, OrderAsk, Orders, read_orders, write_orders
+
+log = logging.getLogger("skerry.router")
+
+
+class OrderBook:
+    """`changed` is called with what holds, at the start and after each order."""
+
+    def __init__(
+        self, path: Path, nodes: Collection[str], *, changed: Callable[[Orders], None]
+    ) -> None:
+        self._path = path
+        self._nodes = nodes
+        self._changed = changed
+        self.now = read_orders(path)
+        changed(self.now)
+
+    def take(self, ask: OrderAsk) -> Orders:
+        """Raises InvalidRequest for a node that the region does not have."""
+        for name in ask.nodes:
+            if name not in self._nodes:
+                known = ", ".join(sorted(self._nodes))
+                raise InvalidRequest(f"this region has no node {name!r}; it has: {known}")
+        self.now = self.now.changed(ask)
+        write_orders(self._path, self.now)
+        log.info("orders: %s", self.now)
+        self._changed(self.now)
+        return self.now
+
+
+class OrdersHttp:
+    """`check` raises the refusal of a caller without the secret."""
+
+    def __init__(self, book: OrderBook, *, check: Callable[[web.Request], None]) -> None:
+        self._book = book
+        self._check = check
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(ORDERS_PATH, self._told), web.post(ORDERS_PATH, self._given)]
+
+    async def _told(self, http: web.Request) -> web.Response:
+        self._check(http)
+        return _json(self._book.now)
+
+    async def _given(self, http: web.Request) -> web.Response:
+        self._check(http)
+        try:
+            ask = msgspec.json.decode(await http.read(), type=OrderAsk)
+        except msgspec.MsgspecError as error:
+            return _refused(InvalidRequest(f"the body is no order: {error}"))
+        try:
+            return _json(self._book.take(ask))
+        except RequestError as error:
+            return _refused(error)
+
+
+def _json(orders: Orders) -> web.Response:
+    return web.Response(body=msgspec.json.encode(orders), content_type="application/json")
+
+
+def _refused(error: RequestError) -> web.Response:
+    body = msgspec.json.encode({"error": {"code": error.code, "message": error.message}})
+    return web.Response(status=error.http_status, body=body, content_type="application/json")
