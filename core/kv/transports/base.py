@@ -5,24 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from core.errors import TransferFailed
 from core.kv.geometry import KVGeometry
 from core.kv.handoff import Incoming
-from core.kv.ticket import PieceKey, Ticket
+from core.kv.ticket import Offer, PieceKey, Ticket
+
+SHARED_MEMORY = "shared_memory"
+TCP = "tcp"
+TCP_TLS = "tcp+tls"
+MOONCAKE = "mooncake"
+"""Kinds of offers."""
 
 
 class BlockMemory:
-    """A rank's KV memory as one writable view per pool block."""
+    """A rank's KV memory as one writable view per pool block. `descriptor`: of the memory, where a
+    process on this host may map it; it must stay open as long as this object is used."""
 
-    def __init__(self, geometry: KVGeometry, memory: mmap | bytearray) -> None:
+    def __init__(
+        self, geometry: KVGeometry, memory: mmap | bytearray, descriptor: int | None = None
+    ) -> None:
         self.geometry = geometry
-        self._view = memoryview(memory)
+        self.view = memoryview(memory)
+        self.descriptor = descriptor
+        self._pools = [
+            (geometry.pool_offset(index), group.block_bytes)
+            for index, group in enumerate(geometry.groups)
+        ]
+
+    def start(self, group: int, block: int) -> int:
+        """Where a block begins, in bytes."""
+        offset, size = self._pools[group]
+        return offset + block * size
 
     def block(self, group: int, block: int) -> memoryview:
-        start, end = self.geometry.block_span(group, block)
-        return self._view[start:end]
+        offset, size = self._pools[group]
+        start = offset + block * size
+        return self.view[start : start + size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +57,22 @@ class Arrival:
     changed: Callable[[], None]
 
 
+class Span(NamedTuple):
+    """`size` bytes from `offset` on, in the memory of our rank `rank`."""
+
+    rank: int
+    offset: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One block on its way, in the order of the receiver. `parts` are read until `Shipment.send`
-    returns."""
+    """One block on its way, in the order of the receiver. `parts` are read until the shipment is
+    finished or closed; `spans` say where they lie, for those that read from outside."""
 
     key: PieceKey
     parts: tuple[memoryview, ...]
+    spans: tuple[Span, ...] = ()
 
     @property
     def size(self) -> int:
@@ -58,6 +87,11 @@ class Landing(Protocol):
         """What tickets say where to send."""
         ...
 
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """What tickets say how else to serve us, and how `address` can be used."""
+        ...
+
     def expect(self, arrival: Arrival) -> None: ...
 
     def withdraw(self, incoming: Incoming) -> None:
@@ -68,7 +102,9 @@ class Landing(Protocol):
 
 class Shipment(Protocol):
     """One transfer that is being sent. Every method raises TransferFailed when the receiver has
-    refused or is gone; `close` may be called at any time and more than once."""
+    refused or is gone; `close` may be called at any time and more than once. Blocks that were sent
+    may change only once `close` has been called: what it does first, and without waiting, is to
+    make sure that nothing read later counts."""
 
     async def send(self, pieces: Sequence[Piece]) -> None: ...
 

@@ -25,13 +25,16 @@ class FanCarrier:
         if len(parts) == 1:
             return await self._inner.open(next(iter(parts.values())), model, failed)
         told = _Once(failed)
-        opening = [self._inner.open(part, model, told) for part in parts.values()]
-        opened = await asyncio.gather(*opening, return_exceptions=True)
-        shipments = [one for one in opened if not isinstance(one, BaseException)]
-        errors = [one for one in opened if isinstance(one, BaseException)]
-        if errors:
-            await asyncio.gather(*(one.close() for one in shipments))
-            raise errors[0]
+        opening = [
+            asyncio.ensure_future(self._inner.open(part, model, told)) for part in parts.values()
+        ]
+        try:
+            shipments = await asyncio.gather(*opening)
+        except BaseException:  # a refusal, or our own cancellation: those that are open close again
+            for one in opening:
+                one.cancel()
+            await _to_its_end(_let_go(opening))
+            raise
         return FanShipment(
             {
                 endpoint.rank: shipment
@@ -61,7 +64,7 @@ class FanShipment:
         await _all(shipment.finish(computed_tokens) for shipment in self._all)
 
     async def close(self) -> None:
-        await _all(shipment.close() for shipment in self._all)
+        await _to_its_end(_all(shipment.close() for shipment in self._all))
 
 
 def by_address(ticket: Ticket) -> dict[str, Ticket]:
@@ -83,6 +86,27 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+async def _let_go(opening: Sequence[asyncio.Future[Shipment]]) -> None:
+    """Close what has been opened."""
+    opened = await asyncio.gather(*opening, return_exceptions=True)
+    await _all(one.close() for one in opened if not isinstance(one, BaseException))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """A cancellation meanwhile, a second one too, waits: a socket that nobody else knows of is
+    closed before."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()
 
 
 class _Once:

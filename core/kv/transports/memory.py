@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from core.errors import TransferFailed
 from core.kv.handoff import Incoming, Refusal
-from core.kv.ticket import Ticket
+from core.kv.ticket import Offer, Ticket
 from core.kv.transports.base import Arrival, Piece
 
 
@@ -26,6 +26,10 @@ class MemoryHub:
     @property
     def address(self) -> str:
         return self._address
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        return ()
 
     def expect(self, arrival: Arrival) -> None:
         self._arrivals[arrival.incoming.ticket.generation] = arrival
@@ -76,7 +80,7 @@ class MemoryShipment:
             for part in piece.parts:
                 place[: len(part)] = part
                 place = place[len(part) :]
-            self._check(self._incoming.end_piece(intact=True, now=self._clock()))
+            self._check(self._incoming.end_piece(piece.key, intact=True, now=self._clock()))
             await asyncio.sleep(0)  # an abort comes between two blocks, never within one
 
     async def renew(self) -> None:

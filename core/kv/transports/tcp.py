@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 
 from xxhash import xxh3_64_intdigest
 
-from core.kv.handoff import Failure, Incoming, Refusal
-from core.kv.transports.base import Arrival
+from core.kv.handoff import Failure, Incoming, Phase, Refusal
+from core.kv.ticket import Offer
+from core.kv.transports.awaited import Awaited
+from core.kv.transports.base import TCP, TCP_TLS, Arrival
+from core.kv.transports.sockets import Link, PlainLink, TlsLink
 from core.kv.transports.tcp_wire import (
     HEAD_BYTES,
     HELLO_BYTES,
@@ -38,36 +42,59 @@ _READ_BUDGET_BYTES = 2 << 20
 class TcpLanding:
     """Listens, and writes the pieces of the transfers that `expect` names. See `base.Landing`."""
 
-    def __init__(self, listener: socket.socket, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        clock: Callable[[], float],
+        awaited: Awaited,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._listener = listener
         self._clock = clock
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._arrivals: dict[int, Arrival] = {}
+        self.awaited = awaited
         self._connections: set[_Connection] = set()
         host, port = listener.getsockname()[:2]
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._loop.add_reader(listener, self._accept)
 
     @classmethod
-    def listen(cls, host: str, clock: Callable[[], float]) -> TcpLanding:
-        """Listen on a free port of `host`. Raises OSError."""
+    def listen(
+        cls,
+        host: str,
+        clock: Callable[[], float],
+        awaited: Awaited | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> TcpLanding:
+        """Listen on a free port of `host`. `awaited`: where other landings serve the same
+        transfers. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=128)
         listener.setblocking(False)
-        return cls(listener, clock)
+        return cls(listener, clock, awaited or Awaited(), tls)
 
     @property
     def address(self) -> str:
         return self._address
 
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        return (Offer(TCP if self._tls is None else TCP_TLS, self._address),)
+
     def expect(self, arrival: Arrival) -> None:
-        self._arrivals[arrival.incoming.ticket.generation] = arrival
+        self.awaited.expect(arrival)
 
     def withdraw(self, incoming: Incoming) -> None:
-        self._arrivals.pop(incoming.ticket.generation, None)
-        for connection in tuple(self._connections):
-            if connection.arrival is not None and connection.arrival.incoming is incoming:
-                connection.close(incoming.closed)
+        self.awaited.forget(incoming)
+        for connection in self._serving(incoming):
+            connection.close(incoming.closed)
+
+    def complete(self, arrival: Arrival) -> None:
+        """The machine is READY: tell the sender, on all of its streams, and the owner."""
+        for connection in self._serving(arrival.incoming):
+            connection.confirm()
+        self.awaited.settled(arrival)
 
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
@@ -75,16 +102,15 @@ class TcpLanding:
         for connection in tuple(self._connections):
             connection.close(Refusal.CLOSED)
 
-    def claim(self, generation: int) -> Arrival | None:
-        return self._arrivals.get(generation)
-
-    def settled(self, arrival: Arrival) -> None:
-        """The machine of `arrival` has become READY or FAILED on a connection."""
-        if self._arrivals.pop(arrival.incoming.ticket.generation, None) is not None:
-            arrival.changed()
-
     def left(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+
+    def _serving(self, incoming: Incoming) -> list[_Connection]:
+        return [
+            one
+            for one in self._connections
+            if one.arrival is not None and one.arrival.incoming is incoming
+        ]
 
     def _accept(self) -> None:
         try:
@@ -95,7 +121,12 @@ class TcpLanding:
             log.warning("data socket: more than %d connections, one refused", MAX_CONNECTIONS)
             sock.close()
             return
-        self._connections.add(_Connection(sock, self, self._clock, self._loop))
+        try:
+            link = PlainLink(sock) if self._tls is None else TlsLink(sock, self._tls, None)
+        except OSError:  # gone again, before a word of TLS
+            sock.close()
+            return
+        self._connections.add(_Connection(link, self, self._clock, self._loop))
 
 
 class _Connection:
@@ -103,15 +134,14 @@ class _Connection:
 
     def __init__(
         self,
-        sock: socket.socket,
+        link: Link,
         landing: TcpLanding,
         clock: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.arrival: Arrival | None = None
-        self._sock = sock
+        self._link = link
         self._landing = landing
         self._clock = clock
         self._loop = loop
@@ -126,7 +156,7 @@ class _Connection:
         """The part of the open block that is still to come."""
         self._open = True
         self._timeout = loop.call_later(HELLO_TIMEOUT_S, self.close, Refusal.PROTOCOL)
-        loop.add_reader(sock, self._readable)
+        loop.add_reader(link.sock.fileno(), self._readable)
 
     def close(self, refusal: Refusal | None) -> None:
         """Stop reading at once; with `refusal`, tell the sender why."""
@@ -134,36 +164,45 @@ class _Connection:
             return
         self._open = False
         self._timeout.cancel()
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._link.sock.fileno())
         if refusal is not None:
             self._say(Reply.FAILED, refusal)
         self._rest = self._place = memoryview(b"")
-        self._sock.close()
+        self._link.close()
         self._landing.left(self)
+
+    def confirm(self) -> None:
+        self._say(Reply.READY)
+        self.close(None)
 
     def _readable(self) -> None:
         budget = _READ_BUDGET_BYTES
         while self._open and budget > 0:
             try:
+                if not self._link.established():
+                    return
                 count = self._receive()
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                log.debug("data socket: %s", error)
                 count = 0
             if count == 0:
                 self._lost()
                 return
             budget -= count
             self._advance(count)
+        if self._open and self._link.pending:
+            self._loop.call_soon(self._readable)
 
     def _receive(self) -> int:
         if self._piece is None:
-            return self._sock.recv_into(self._control)
-        if self.arrival is None or not self.arrival.incoming.writable:
+            return self._link.receive_into([self._control])
+        if self.arrival is None or not self.arrival.incoming.may_write(self._piece.key):
             return 0
         if not self._rest:  # a block without bytes
-            return self._sock.recv_into(self._control)
-        return self._sock.recvmsg_into([self._rest, self._control])[0]
+            return self._link.receive_into([self._control])
+        return self._link.receive_into([self._rest, self._control])
 
     def _advance(self, count: int) -> None:
         if self._piece is not None:
@@ -185,17 +224,16 @@ class _Connection:
         if hello is None:
             self.close(Refusal.PROTOCOL)
             return
-        arrival = self._landing.claim(hello.generation)
+        arrival = self._landing.awaited.claim(hello.generation)
         if arrival is None:
             self.close(Refusal.TICKET)
             return
-        refusal = arrival.incoming.hello(
-            hello.ticket_id, hello.generation, hello.model, now=self._clock()
-        )
+        greet = arrival.incoming.join if hello.joins else arrival.incoming.hello
+        refusal = greet(hello.ticket_id, hello.generation, hello.model, now=self._clock())
         if refusal is not None:
             self.close(refusal)
             if arrival.incoming.over:  # the hello found that the lease has run out
-                self._landing.settled(arrival)
+                self._landing.awaited.settled(arrival)
             return
         self._timeout.cancel()
         self.arrival = arrival
@@ -217,15 +255,14 @@ class _Connection:
             self._check(incoming.renew(now=now))
         else:
             self._check(incoming.end(head.size, now=now))
-            if self._open:
-                self._say(Reply.READY)
-                self.close(None)
-                self._landing.settled(arrival)
+            if incoming.phase is Phase.READY:
+                self._landing.complete(arrival)
 
     def _end_piece(self, head: Head) -> None:
         if self.arrival is not None:
             intact = xxh3_64_intdigest(self._place) == head.digest
-            self._check(self.arrival.incoming.end_piece(intact=intact, now=self._clock()))
+            answer = self.arrival.incoming.end_piece(head.key, intact=intact, now=self._clock())
+            self._check(answer)
         self._piece = None
         self._place = self._rest = memoryview(b"")
 
@@ -233,16 +270,16 @@ class _Connection:
         if refusal is not None:
             self.close(refusal)
             if self.arrival is not None:
-                self._landing.settled(self.arrival)
+                self._landing.awaited.settled(self.arrival)
 
     def _lost(self) -> None:
         self.close(None)
         if self.arrival is not None and self.arrival.incoming.lost():
-            self._landing.settled(self.arrival)
+            self._landing.awaited.settled(self.arrival)
 
     def _say(self, reply: Reply, refusal: Refusal | None = None) -> None:
         """Two bytes into an empty socket buffer: they fit, or the peer is gone."""
         try:
-            self._sock.send(encode_reply(reply, refusal))
+            self._link.send([memoryview(encode_reply(reply, refusal))])
         except OSError as error:
             log.debug("data socket: reply %s not sent: %s", reply.name, error)

@@ -5,6 +5,9 @@
     sender     HELLO  (PIECE bytes | RENEW)*  END
     receiver   WELCOME  READY          or at any time FAILED, and the connection ends
 
+Further connections of the same sender begin with JOIN, which looks like HELLO otherwise. READY
+comes on each of them, once END has come on all and every piece is verified.
+
 The hello is fixed in size, so that nothing of an unknown peer's choosing is ever allocated.
 """
 
@@ -13,12 +16,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from core.errors import TransferFailed
 from core.kv.handoff import Refusal
 from core.kv.ticket import MODEL_DIGEST_BYTES, TICKET_ID_BYTES, PieceKey, Ticket
 
 _MAGIC = b"SKV1"
+_JOIN_MAGIC = b"SKVJ"
 _HELLO = struct.Struct(f">4s{TICKET_ID_BYTES}sQ{MODEL_DIGEST_BYTES}s")
 _HEAD = struct.Struct(">BBHIIQ")
 _REPLY = struct.Struct(">BB")
@@ -48,6 +53,9 @@ class Kind(IntEnum):
     END = 3
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Reply(IntEnum):
     """What the receiver says."""
 
@@ -61,10 +69,10 @@ class Hello:
     ticket_id: str
     generation: int
     model: bytes
+    joins: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """`size` and `digest` (xxh3-64) describe the bytes that follow a PIECE; for END, `size` is the
     number of computed tokens."""
 
@@ -74,7 +82,7 @@ class Head:
     digest: int
 
 
-def encode_hello(ticket: Ticket, model: bytes) -> bytes:
+def encode_hello(ticket: Ticket, model: bytes, *, joins: bool = False) -> bytes:
     """Raises TransferFailed when the ticket's id is none of ours."""
     try:
         raw = bytes.fromhex(ticket.id)
@@ -82,15 +90,15 @@ def encode_hello(ticket: Ticket, model: bytes) -> bytes:
         raise TransferFailed("the ticket's id is not hexadecimal") from error
     if len(raw) != TICKET_ID_BYTES:
         raise TransferFailed(f"the ticket's id has {len(raw)} bytes")
-    return _HELLO.pack(_MAGIC, raw, ticket.generation, model)
+    return _HELLO.pack(_JOIN_MAGIC if joins else _MAGIC, raw, ticket.generation, model)
 
 
 def decode_hello(data: bytes | bytearray) -> Hello | None:
     """None: the bytes are no hello."""
     magic, raw, generation, model = _HELLO.unpack(data)
-    if magic != _MAGIC:
+    if magic not in (_MAGIC, _JOIN_MAGIC):
         return None
-    return Hello(ticket_id=raw.hex(), generation=generation, model=model)
+    return Hello(raw.hex(), generation, model, joins=magic == _JOIN_MAGIC)
 
 
 def encode_piece(key: PieceKey, size: int, digest: int) -> bytes:
@@ -107,10 +115,9 @@ def encode_end(computed_tokens: int) -> bytes:
 
 def decode_head(data: bytes | bytearray) -> Head | None:
     """None: the bytes are no head."""
-    kind, rank, group, index, size, digest = _HEAD.unpack(data)
-    if kind not in (Kind.PIECE, Kind.RENEW, Kind.END):
-        return None
-    return Head(kind=Kind(kind), key=PieceKey(rank, group, index), size=size, digest=digest)
+    code, rank, group, index, size, digest = _HEAD.unpack(data)
+    kind = _KINDS.get(code)
+    return None if kind is None else Head(kind, PieceKey(rank, group, index), size, digest)
 
 
 def encode_reply(reply: Reply, refusal: Refusal | None = None) -> bytes:

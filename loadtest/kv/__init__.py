@@ -1,0 +1,1 @@
+"""What moving KV between nodes costs, against what the machine can do."""
