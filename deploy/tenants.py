@@ -1,5 +1,5 @@
-"""`skerry keys` and `skerry usage`, as the command line declares them; what they do lies in
-`deploy.keys` and `deploy.usage`, imported when they run.
+"""`skerry keys`, `usage` and `purge`, as the command line declares them; what they do lies in
+`deploy.keys`, `deploy.usage` and `deploy.purge`, imported when they run.
 
 They work on the state folder, whether the world runs or not; edges see a changed key file within a
 second. A key is said on standard output and the rest on standard error, so that
@@ -25,6 +25,7 @@ class By(StrEnum):
     TENANT = "tenant"
     MODEL = "model"
     DAY = "day"
+    WORKER = "worker"
 
 
 @keys.command()
@@ -96,3 +97,18 @@ def usage(
     from deploy.usage import show
 
     show(world_meant(topology, state), by, as_csv=as_csv, since=since, until=until)
+
+
+def purge(
+    tenant: Annotated[str, typer.Argument(help="A name under [tenants], or `anonymous`.")],
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Also where other tenants share its namespace.")
+    ] = False,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
+) -> None:
+    """Leave nothing of a tenant's prompts and answers: what runs is ended, queues, caches, memory
+    and disks of all nodes let go of it. Keys and the usage ledger stay."""
+    from deploy.purge import purge
+
+    raise typer.Exit(purge(world_meant(topology, state), tenant, shared=shared))
