@@ -4,6 +4,8 @@
 
     split    begin: Reserve → decode · Reserved: Prefill → prefill, Start → decode · frames … last
     direct   begin: Start with work → decode · frames … last
+    pull     whoever reads: Pulling → Send → source · Sent, and on as before; Proceed → reader when
+             nothing more will come. The source can neither fail nor hold up an attempt.
 
 Messages of the nodes go in, messages to them come out. What goes wrong becomes a `Failure`; what
 to do about it is decided by `after`, a pure function.
@@ -17,12 +19,16 @@ from enum import StrEnum
 import msgspec
 
 from core.errors import BY_CODE, InternalError, NoCapacity, NodeLost, RequestError
-from core.types import GenerateRequest, PoolId
+from core.types import BLOCK_TOKENS, GenerateRequest, PoolId
+from regional.costs import PullPlan
 from regional.pb import node_pb2 as pb
-from regional.placement import Placement
+from regional.placement import Placement, expected_tokens
 
 MAX_TRIES = 4
 """Attempts that may fail before the request does; refusals for lack of room do not count."""
+MAX_MOVES = 3
+"""So often an answer may be pushed out of memory and placed again; then it keeps its node, which
+computes it again as often as it must."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -30,6 +36,8 @@ _encoder = msgspec.msgpack.Encoder()
 class Side(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
+    SOURCE = "source"
+    """Where the reader pulls from; it may be the decode node too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,9 @@ class Again:
 
 class Attempt:
     """`accepted` once Start is out, `visible` once a delta is, `over` when nothing follows,
-    `answered` when that is because the decode node ended the stream."""
+    `answered` when that is because the decode node ended its part: the stream, or, preempted, what
+    it could do of it (`left`: where the answer stands). `move_min_tokens` and `spent` are those of
+    pb.Work."""
 
     def __init__(
         self,
@@ -68,6 +78,9 @@ class Attempt:
         placement: Placement,
         request: GenerateRequest,
         token_ids: list[int],
+        *,
+        move_min_tokens: int = 0,
+        spent: pb.Spent | None = None,
     ) -> None:
         self.id = attempt_id
         self.placement = placement
@@ -77,9 +90,14 @@ class Attempt:
         self.reading = True
         """The prompt's KV is still being made, here or there."""
         self.answered = False
+        self.left: pb.Preempted | None = None
         self._prefill_done = placement.prefill is None
+        self._asked_source = False
+        self._source_over = placement.pull is None
         self._request = request
         self._token_ids = token_ids
+        self._move_min_tokens = move_min_tokens
+        self._spent = spent
         self._queued_s = 0.0
         self._deadline_s = request.deadline_s
 
@@ -87,9 +105,10 @@ class Attempt:
         """`deadline_s` is left of the request's time."""
         self._deadline_s, self._queued_s = deadline_s, queued_s
         if self.placement.prefill is None:
-            return [self._start(self._work(deadline_s))]
+            return [self._start(self._work(deadline_s, reads=True, answers=True))]
         pool = self.placement.decode.dp_rank
-        reserve = pb.Reserve(attempt_id=self.id, work=self._work(deadline_s), pool=pool)
+        work = self._work(deadline_s, answers=True)
+        reserve = pb.Reserve(attempt_id=self.id, work=work, pool=pool)
         return [Send(Side.DECODE, pb.RouterMessage(reserve=reserve))]
 
     def reserved(self, message: pb.Reserved, *, deadline_s: float) -> list[Send]:
@@ -98,11 +117,42 @@ class Attempt:
             return []
         prefill = pb.Prefill(
             attempt_id=self.id,
-            work=self._work(deadline_s),
+            work=self._work(deadline_s, reads=True),
             ticket=message.ticket,
             pool=self.placement.prefill.dp_rank,
         )
         return [Send(Side.PREFILL, pb.RouterMessage(prefill=prefill)), self._start(None)]
+
+    def pulling(self, message: pb.Pulling, *, deadline_s: float) -> list[Send]:
+        """The reader waits for what another node holds."""
+        plan = self.placement.pull
+        if plan is None or self._source_over:
+            return [self._proceed()]
+        if self._asked_source:
+            return []
+        self._asked_source = True
+        send = pb.Send(
+            attempt_id=self.id,
+            work=self._work(deadline_s),
+            ticket=message.ticket,
+            pool=plan.source.dp_rank,
+            tokens=_pull_tokens(plan),
+        )
+        return [Send(Side.SOURCE, pb.RouterMessage(send=send))]
+
+    def sent(self, message: pb.Sent) -> list[Send]:
+        """The source has done what it could."""
+        if message.lacking_tokens:
+            return self.source_over()
+        self._source_over = True
+        return []
+
+    def source_over(self) -> list[Send]:
+        """The source has gone or failed, or does not hold all: no more comes than has come."""
+        if self._source_over:
+            return []
+        self._source_over = True
+        return [self._proceed()] if self._asked_source else []
 
     def prefill_done(self) -> None:
         self.reading, self._prefill_done = False, True
@@ -112,6 +162,9 @@ class Attempt:
             self.visible, self.reading = True, False
         if message.last:
             self.over = self.answered = True
+
+    def preempted(self, message: pb.Preempted) -> None:
+        self.left, self.over, self.answered = message, True, True
 
     def failed(self, side: Side, message: pb.Failed) -> Failure | None:
         """None when that side's part was over already."""
@@ -134,6 +187,8 @@ class Attempt:
         """To every node that may still hold something; a node takes a needless one as nothing."""
         message = pb.RouterMessage(abort=pb.Abort(attempt_id=self.id, reason=reason))
         sides = [] if self._prefill_done else [Side.PREFILL]
+        if self._asked_source and not self._source_over:
+            sides.append(Side.SOURCE)
         if not self.answered:
             sides.append(Side.DECODE)
         return [Send(side, message) for side in sides]
@@ -145,25 +200,47 @@ class Attempt:
     def pool(self, side: Side) -> PoolId | None:
         return self.placement.prefill if side is Side.PREFILL else self.placement.decode
 
+    def _proceed(self) -> Send:
+        reader = Side.DECODE if self.placement.prefill is None else Side.PREFILL
+        return Send(reader, pb.RouterMessage(proceed=pb.Proceed(attempt_id=self.id)))
+
     def _start(self, work: pb.Work | None) -> Send:
         self.accepted = True
         pool = self.placement.decode.dp_rank
         start = pb.Start(attempt_id=self.id, work=work, queued_s=self._queued_s, pool=pool)
         return Send(Side.DECODE, pb.RouterMessage(start=start))
 
-    def _work(self, deadline_s: float) -> pb.Work:
+    def _work(self, deadline_s: float, *, reads: bool = False, answers: bool = False) -> pb.Work:
+        """`reads`, `answers`: what the node that gets it does of the two, and so how much of it
+        counts there."""
+        sampling = self._request.sampling
+        plan = self.placement.pull if reads else None
         return pb.Work(
             request=_encoder.encode(self._request),
             token_ids=self._token_ids,
             deadline_s=deadline_s,
+            move_min_tokens=self._move_min_tokens,
+            spent=self._spent,
+            compute_tokens=self.placement.compute_tokens if reads else 0,
+            answer_tokens=expected_tokens(sampling.max_tokens, sampling.n) if answers else 0,
+            sequences=sampling.n if answers else 0,
+            pull_tokens=0 if plan is None else _pull_tokens(plan),
+            pull_s=0.0 if plan is None else plan.patience_s,
         )
+
+
+def _pull_tokens(plan: PullPlan) -> int:
+    """From the prompt's first token to the last that is pulled."""
+    return (plan.first + plan.count) * BLOCK_TOKENS
 
 
 def after(failure: Failure, *, visible: bool, tries: int) -> Again | RequestError:
     """Place again, or end the request with an error. `tries` have failed, this one included.
 
-    Nothing moves once the client has seen a delta. A node without room is asked again when
-    something has changed there. After a failed hand-off the decode node reads the prompt itself.
+    Nothing that fails moves once the client has seen a delta of this attempt; what it has seen of
+    earlier ones, which were preempted, is known to the token. A node without room is asked again
+    when something has changed there. After a failed hand-off the decode node reads the prompt
+    itself.
     """
     if visible or not failure.retryable:
         return failure.error

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
 
 from core.errors import NoCapacity, RegionUnavailable, RequestError, VersionSkew
-from core.events import Accepted, Done, Fault, Moved, encode_frame, event_decoder
+from core.events import Done, Fault, event_decoder
 from core.metrics import RouterMetrics
-from core.types import GenerateRequest
-from regional.attempt import Again, Attempt, Failure, Send, Side, after
+from core.types import GenerateRequest, ModelName
+from regional.announce import announcement
+from regional.attempt import MAX_MOVES, Again, Attempt, Failure, Send, Side, after
 from regional.dispatch import Dispatcher, Placed, Seat
 from regional.pb import node_pb2 as pb
 from regional.placement import Ask
@@ -23,7 +24,15 @@ from regional.reading import Reader, Reading
 from regional.rpc import NodeSession
 
 Write = Callable[[bytes], Awaitable[None]]
-Body = pb.Reserved | pb.PrefillDone | pb.Failed | pb.SequenceOutput
+Body = (
+    pb.Reserved
+    | pb.PrefillDone
+    | pb.Pulling
+    | pb.Sent
+    | pb.Failed
+    | pb.Preempted
+    | pb.SequenceOutput
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class Life:
         self.request = request
         self.closing: Done | Fault | None = None
         """The end that the decode node wrote, as far as it has."""
+        self.placed: Placed | None = None
+        """The place where its prompt was read last, before any of the answer."""
         self._write = write
         self._age = age
         self._reader = reader
@@ -72,6 +83,10 @@ class Life:
         self._running = False
         self._stopped: RequestError | None = None
         self._accepted = False
+        self._moves = 0
+        """Times that the answer was pushed out of memory in the middle."""
+        self._served_s = 0.0
+        """Spent on nodes that lost it so."""
         self._placed: Placed | None = None
         self._reading: Reading | None = None
         self._inbox: asyncio.Queue[_Said | _Gone] = asyncio.Queue()
@@ -100,7 +115,7 @@ class Life:
         """A node said something about the present attempt."""
         side = self._side(session)
         if side is not None:
-            self._inbox.put_nowait(_Said(side, body))
+            self._inbox.put_nowait(_Said(Side.SOURCE if _of_source(body) else side, body))
 
     def lost(self, session: NodeSession) -> None:
         """The node's session is over."""
@@ -110,13 +125,8 @@ class Life:
 
     async def _answer(self) -> None:
         reading = self._reading = await self._reader.read(self.request)
-        ask = Ask(
-            model=reading.request.model,
-            prompt_tokens=len(reading.token_ids),
-            max_tokens=reading.request.sampling.max_tokens,
-            choices=reading.request.sampling.n,
-        )
-        self._metrics.prompt_tokens.labels("all").inc(ask.prompt_tokens)
+        ask = _ask(reading)
+        spent: pb.Spent | None = None
         failed: RequestError | None = None
         tries = 0
         while True:
@@ -126,8 +136,17 @@ class Life:
                 placed.placement,
                 reading.request,
                 reading.token_ids,
+                move_min_tokens=self._move_min_tokens(ask.model),
+                spent=spent,
             )
             failure = await self._follow(attempt, placed)
+            if attempt.left is not None:
+                left, self._moves = attempt.left, self._moves + 1
+                self._metrics.replacements.labels("preempted").inc()
+                spent = left.spent
+                reading = self._reading = reading.continued(left.token_ids, left.chars_sent)
+                ask = _onward(_ask(reading), ask, placed)
+                continue
             if failure is None:
                 return
             failed = failure.error
@@ -145,13 +164,17 @@ class Life:
                 reading,
                 age=self._age,
                 priority=self.request.priority,
-                again=failed is not None,
+                again=failed is not None or self._moves > 0,
                 wait=not self.request.reject_if_busy,
             )
         except RegionUnavailable:
             if failed is not None:
                 raise failed from None  # nobody is left to try: say what went wrong first
             raise
+
+    def _move_min_tokens(self, model: ModelName) -> int:
+        """See pb.Work."""
+        return self._dispatcher.move_min_tokens(model) if self._moves < MAX_MOVES else 0
 
     async def _follow(self, attempt: Attempt, placed: Placed) -> Failure | None:
         """Play one attempt to its end. Whatever ends it, nothing of it is left on any node."""
@@ -162,10 +185,15 @@ class Life:
             for side, seat in _seats(placed):
                 if seat.session.ended:  # between being placed and being heard
                     return attempt.gone(side)
-            queued_s = time.monotonic() - self._began
+            if placed.source is not None and placed.source.session.ended:
+                attempt.source_over()
+            began = time.monotonic()
+            queued_s = began - self._began - self._served_s
             self._count(placed, queued_s)
             _send(placed, attempt.begin(deadline_s=self._left_s(), queued_s=queued_s))
             failure = await self._pass_on(attempt, placed)
+            if attempt.left is not None:
+                self._served_s += time.monotonic() - began
             reason = "failed" if attempt.visible else "moved"
             return failure
         except asyncio.CancelledError:
@@ -182,7 +210,7 @@ class Life:
     async def _pass_on(self, attempt: Attempt, placed: Placed) -> Failure | None:
         """Feed the attempt and write what it lets out, all that is there in one write."""
         failure: Failure | None = None
-        out = self._announce(attempt)
+        out = self._announce(attempt, placed)
         while True:
             if out:
                 await self._write(out)
@@ -198,13 +226,21 @@ class Life:
         self, event: _Said | _Gone, attempt: Attempt, placed: Placed, out: list[bytes]
     ) -> Failure | None:
         match event:
+            case _Gone(Side.SOURCE) | _Said(Side.SOURCE, pb.Failed()):
+                _send(placed, attempt.source_over())
+            case _Said(Side.SOURCE, pb.Sent() as body):
+                _send(placed, attempt.sent(body))
             case _Gone(side):
                 return attempt.gone(side)
             case _Said(side, pb.Failed() as body):
                 return attempt.failed(side, body)
+            case _Said(Side.DECODE, pb.Preempted() as body):
+                attempt.preempted(body)
             case _Said(Side.DECODE, pb.Reserved() as body):
                 _send(placed, attempt.reserved(body, deadline_s=self._left_s()))
-                out.append(self._announce(attempt))
+                out.append(self._announce(attempt, placed))
+            case _Said(_, pb.Pulling() as body):
+                _send(placed, attempt.pulling(body, deadline_s=self._left_s()))
             case _Said(Side.PREFILL, pb.PrefillDone()):
                 attempt.prefill_done()
                 self._prompt_read(placed)
@@ -229,25 +265,12 @@ class Life:
             self._read(self.request, self._reading, placed)
         self._dispatcher.poke()
 
-    def _announce(self, attempt: Attempt) -> bytes:
+    def _announce(self, attempt: Attempt, placed: Placed) -> bytes:
         """Accepted, once Start is out; Moved when there was an Accepted before."""
         if not attempt.accepted:
             return b""
-        placement = attempt.placement
-        prefill = placement.prefill.node if placement.prefill else None
-        if self._accepted:
-            return encode_frame(
-                Moved(prefill=prefill, decode=placement.decode.node, reason=placement.reason)
-            )
-        self._accepted = True
-        return encode_frame(
-            Accepted(
-                prefill=prefill,
-                decode=placement.decode.node,
-                prompt_tokens=attempt.prompt_tokens,
-                reason=placement.reason,
-            )
-        )
+        again, self._accepted = self._accepted, True
+        return announcement(placed, attempt.prompt_tokens, again=again)
 
     async def _events(self) -> list[_Said | _Gone]:
         """At least one; all that are there."""
@@ -260,7 +283,9 @@ class Life:
         if self._placed is None:
             return None
         sides = (side for side, seat in _seats(self._placed) if seat.session is session)
-        return next(sides, None)
+        source = self._placed.source
+        is_source = source is not None and source.session is session
+        return next(sides, Side.SOURCE if is_source else None)
 
     def _left_s(self) -> float:
         return max(0.0, self._began + self._deadline_s - time.monotonic())
@@ -268,9 +293,10 @@ class Life:
     def _count(self, placed: Placed, queued_s: float) -> None:
         placement, metrics = placed.placement, self._metrics
         metrics.placements.labels(placement.reason.value).inc()
+        if self._moves:
+            return  # what is read anew is neither a question nor a hit once more
         metrics.queue_seconds.observe(queued_s)
-        metrics.prompt_tokens.labels("reusable").inc(placed.reusable_tokens)
-        metrics.prompt_tokens.labels("routed").inc(placement.cached_tokens)
+        self.placed = placed
 
 
 def _seats(placed: Placed) -> Iterator[tuple[Side, Seat]]:
@@ -281,9 +307,39 @@ def _seats(placed: Placed) -> Iterator[tuple[Side, Seat]]:
 
 def _send(placed: Placed, messages: list[Send]) -> None:
     for one in messages:
-        seat = placed.prefill if one.to is Side.PREFILL else placed.decode
+        seat = {
+            Side.PREFILL: placed.prefill,
+            Side.DECODE: placed.decode,
+            Side.SOURCE: placed.source,
+        }[one.to]
         if seat is not None:
             seat.session.send(one.message)
+
+
+def _of_source(body: Body) -> bool:
+    """Said by a node as the source of a pull, whatever else it is in the same attempt."""
+    return isinstance(body, pb.Sent) or (isinstance(body, pb.Failed) and body.stage == "send")
+
+
+def _ask(reading: Reading) -> Ask:
+    """What was generated already is read like a prompt."""
+    sampling, written = reading.request.sampling, len(reading.output_ids)
+    most = sampling.max_tokens
+    return Ask(
+        model=reading.request.model,
+        prompt_tokens=len(reading.token_ids) + written,
+        max_tokens=None if most is None else max(1, most - written),
+        choices=sampling.n,
+        may_pull=True,
+    )
+
+
+def _onward(ask: Ask, before: Ask, placed: Placed) -> Ask:
+    """After a preemption: the node has no room for it until something has changed there."""
+    seat = placed.decode
+    key = seat.session.serial, seat.dp_rank
+    refused = {**before.refused, key: seat.charge.changes}
+    return replace(ask, excluded=before.excluded, refused=refused)
 
 
 def _again(ask: Ask, decision: Again, placed: Placed) -> Ask:

@@ -105,6 +105,7 @@ def start(config: RankConfig) -> list[DrivenRank]:
             one = msgspec.structs.replace(
                 config,
                 rank=rank,
+                local_rank=rank,
                 master_port=meeting.getsockname()[1],
                 master_fd=-1 if rank else meeting.fileno(),
                 master_secret=secret,

@@ -10,6 +10,7 @@ from core.engine.cost import StepCost
 from core.engine.drafter import Drafter
 from core.engine.guessing import Guessing
 from core.engine.intake import Limits
+from core.engine.lending_messages import Adopt, Hold, Import
 from core.engine.messages import (
     Abort,
     Begin,
@@ -17,14 +18,23 @@ from core.engine.messages import (
     EngineStats,
     Prefill,
     Release,
+    Reply,
     Reserve,
-    Reserved,
     Run,
-    SequenceFailed,
     Shutdown,
     Stepped,
 )
-from core.engine.plan import LoadedModel, Mirrors, Runner, StepHandle, StepPlan, StepResult
+from core.engine.plan import (
+    LoadedModel,
+    Mirrors,
+    Runner,
+    SequenceId,
+    StepHandle,
+    StepPlan,
+    StepResult,
+)
+from core.engine.purge_messages import Purge, Scrubbed
+from core.engine.purging import Purging
 from core.engine.scheduler import Scheduler
 from core.kv.block_manager import BlockManager
 
@@ -85,10 +95,12 @@ class Engine:
             BlockManager(geometry.blocks, windows),
             loaded.fingerprint,
             cost=self._cost,
-            guessing=drafter and Guessing(drafter, self._cost, budget=max_step_tokens),
+            guessing=drafter
+            and Guessing(drafter, self._cost, budget=max_step_tokens, stages=stages),
             clock=clock,
         )
         self.stopping = False
+        self._purging = Purging(self.scheduler.blocks, loaded.fingerprint)
         self._runner = runner
         self._depth = max(depth, stages)
         self._handles: deque[tuple[StepPlan, StepHandle]] = deque()
@@ -105,18 +117,38 @@ class Engine:
             case Reserve(sequence, spec):
                 self.scheduler.reserve(sequence, spec)
             case Begin(sequence, kv_in_place):
-                if kv_in_place and isinstance(self._runner, Mirrors):
-                    filled = self.scheduler.roster.set_aside(sequence)
-                    self._runner.arrive([tuple(group.values()) for group in filled])
+                if kv_in_place:
+                    self._arrived(sequence)
                 self.scheduler.begin(sequence, kv_in_place=kv_in_place)
             case Prefill(sequence, spec):
                 self.scheduler.prefill(sequence, spec)
             case Release(sequence):
                 self.scheduler.release(sequence)
+            case Import(sequence=sequence):
+                self.scheduler.bring(
+                    sequence, command.token_ids, command.namespace, priority=command.priority
+                )
+            case Adopt(sequence, tokens):
+                self._arrived(sequence)
+                self.scheduler.adopt(sequence, tokens)
+            case Hold(sequence=sequence):
+                self.scheduler.hold(sequence, command.token_ids, command.namespace)
             case Abort(sequence):
                 self.scheduler.abort(sequence)
+            case Purge(namespace):
+                self._purging.begin(namespace)
+            case Scrubbed(namespace):
+                if isinstance(self._runner, Mirrors):
+                    self._runner.arrive(self._purging.blocks(namespace))
+                self._purging.scrubbed(namespace)
             case Shutdown():
                 self.stopping = True
+
+    def _arrived(self, sequence: SequenceId) -> None:
+        """Blocks that were set aside have been filled in the shared memory."""
+        if isinstance(self._runner, Mirrors):
+            filled = self.scheduler.roster.set_aside(sequence)
+            self._runner.arrive([tuple(group.values()) for group in filled])
 
     @property
     def busy(self) -> bool:
@@ -158,18 +190,20 @@ class Engine:
         self.collect()
         return True
 
-    def messages(self) -> list[Reserved | SequenceFailed | Stepped]:
+    def messages(self) -> list[Reply | Stepped]:
         """What is to be told since the last call: replies, then at most one Stepped."""
         reports = self.scheduler.take()
         changes = self.scheduler.blocks.take_changes()
         stats = self.stats()
-        told: list[Reserved | SequenceFailed | Stepped] = [*reports.replies]
-        news = reports.outputs or reports.progress or changes.stored or changes.evicted
+        told: list[Reply | Stepped] = [*reports.replies, *self._purging.settled()]
+        told_of = reports.outputs or reports.given_back or reports.progress
+        news = told_of or changes.stored or changes.evicted
         if news or stats != self._reported:
             self._reported = stats
             told.append(
                 Stepped(
                     outputs=tuple(reports.outputs),
+                    given_back=tuple(reports.given_back),
                     progress=tuple(reports.progress),
                     stored=changes.stored,
                     evicted=changes.evicted,

@@ -81,14 +81,15 @@ class Intake:
             return refused
         tokens = [*spec.token_ids, *spec.output_ids]
         self._arrivals += 1
+        root = block_root(self._fingerprint, spec.namespace)
         return Sequence(
             id=sequence_id,
             spec=spec,
             arrival=self._arrivals,
             prefill_only=prefill_only,
             tokens=tokens,
-            chain=TokenChain(block_root(self._fingerprint, spec.namespace), tokens, self._hasher),
-            table=self._blocks.new_table(),
+            chain=TokenChain(root, tokens, self._hasher),
+            table=self._blocks.new_table(root),
             limit=min(len(spec.token_ids) + spec.max_tokens, self.context),
             deadline=None if spec.deadline_s is None else self._clock() + spec.deadline_s,
         )

@@ -1,13 +1,16 @@
 """What a node front and its rank say to each other, over a socket pair, framed by core.framing.
 
-Commands are asynchronous; every sequence ends with a `Stepped` finish, a `SequenceFailed` or the
-front's own `Abort`. The rank reports at most one `Stepped` per engine step.
+Commands are asynchronous; every sequence ends with a `Stepped` finish or `GivenBack`, a
+`SequenceFailed` or the front's own `Abort`. The rank reports at most one `Stepped` per engine step.
 
 Life of a sequence in the rank::
 
     Run      cached prefix + rest of the prompt here → tokens → finish
     Reserve  → Reserved; the front fills the blocks from a peer; Begin → tokens → finish
     Prefill  → Stepped.progress … (blocks stay locked while the front sends them) → Release
+
+Blocks without a sequence that is computed: `lending_messages`.
+A whole namespace: `purge_messages`.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from typing import Annotated
 
 import msgspec
 
+from core.engine.lending_messages import Adopt, Held, Hold, Import
 from core.engine.pending import MOST_AHEAD
 from core.engine.plan import Scores, SequenceId
+from core.engine.purge_messages import Purge, Purged, Scrubbed
+from core.errors import ConfigError
 from core.framing import FrameDecoder
 from core.kv.geometry import KVGeometry
 from core.parallel import Plan
@@ -52,6 +58,11 @@ class SequenceSpec(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     """What every output token must fit (core.text.grammar); "" for anything. The model's end tokens
     are among `stop_ids` then."""
+    move_min_tokens: int = 0
+    """Where the sequence loses its blocks to others and so many tokens or more would have to be
+    computed again, it is given back instead (`GivenBack`); 0: never."""
+    keep_blocks: bool = False
+    """Its blocks stay as they are when it is given back, until Release: they are copied first."""
     deadline_s: float | None = None
     """Time left: past it the sequence fails with deadline_exceeded, wherever it stands, unless a
     peer is filling or reading its blocks just then."""
@@ -90,7 +101,7 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", tag_field="kind"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release", tag_field="kind"):
-    """The blocks of a prefill have been sent, or nobody wants them."""
+    """The blocks of a prefill or a hold have been sent, or nobody wants them."""
 
     sequence: SequenceId
 
@@ -105,7 +116,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", tag_field="kind"):
     """Exit with status 0 after the current step."""
 
 
-Command = Run | Reserve | Begin | Prefill | Release | Abort | Shutdown
+Command = (
+    Run | Reserve | Begin | Prefill | Release | Import | Adopt | Hold | Abort | Purge | Scrubbed
+    | Shutdown
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------ rank → front
@@ -183,6 +197,19 @@ class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[tuple[int, ...], ...]
 
 
+class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence lost its blocks and is to go on elsewhere: this rank has forgotten it. All that it
+    generated has been reported. `computed_tokens` as in TokenOutput, for one that had no output.
+
+    With `tokens` it has not quite: `blocks[group]` hold the KV of so many, whole blocks, until
+    Release."""
+
+    sequence: SequenceId
+    computed_tokens: int
+    tokens: int = 0
+    blocks: tuple[tuple[int, ...], ...] = ()
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges now, and counters since the start of the rank."""
 
@@ -219,6 +246,8 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped", tag_fiel
     """
 
     outputs: tuple[TokenOutput, ...] = ()
+    given_back: tuple[GivenBack, ...] = ()
+    """After the outputs."""
     progress: tuple[PrefillProgress, ...] = ()
     stored: tuple[bytes, ...] = ()
     evicted: tuple[bytes, ...] = ()
@@ -231,7 +260,8 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="kind"):
 
 PULSE_S = 2.0
 
-RankMessage = Loading | Ready | LoadFailed | Reserved | SequenceFailed | Stepped | Pulse
+Reply = Reserved | Held | Purged | SequenceFailed
+RankMessage = Loading | Ready | LoadFailed | Reply | Stepped | Pulse
 
 
 def command_decoder() -> FrameDecoder[Command]:
@@ -274,6 +304,11 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
     dtype: str = "auto"
     device: str = "auto"
+    local_rank: int = 0
+    """Its number among the ranks of its host."""
+    gpus: tuple[int, ...] = ()
+    """CUDA devices of each host, for its ranks in order; (): as many as there are, from the first.
+    """
     threads: int = 1
     kv_blocks: int
     max_sequences: int = 64
@@ -289,6 +324,18 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     native: bool = True
     """Use compiled kernels where they are there; False: PyTorch alone."""
     scripted: ScriptedConfig | None = None
+
+    @property
+    def gpu(self) -> int:
+        """The CUDA device of this rank, if it is to have one. Raises ConfigError."""
+        if not self.gpus:
+            return self.local_rank
+        if self.local_rank >= len(self.gpus):
+            raise ConfigError(
+                f"rank {self.rank} is number {self.local_rank + 1} of its host, "
+                f"and the node has been given {len(self.gpus)} CUDA devices there"
+            )
+        return self.gpus[self.local_rank]
 
 
 class ScriptedConfig(msgspec.Struct, frozen=True, kw_only=True):

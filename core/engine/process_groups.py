@@ -1,13 +1,14 @@
 """`core.models.collectives.Group` over torch.distributed (gloo) and sockets of our own.
 
 The groups of a rank are made side by side on one store, without torch's process-wide default group.
-A peer that has gone is noticed by its closed socket, at the next call at the latest.
+A peer that has gone is noticed by its closed socket, at the next call at the latest. Where a rank
+computes on a device, each group has a second side for what lies there (`core.engine.gpu.groups`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -46,17 +47,17 @@ class Meeting:
 
     def __init__(self, config: RankConfig) -> None:
         """Raises NodeLost when rank 0 does not come."""
-        first = config.rank == 0
+        self.first = config.rank == 0
         self._rank = config.rank
         self._secret = config.master_secret
         try:
             self.store = TCPStore(
                 config.master_addr,
                 config.master_port,
-                is_master=first,
+                is_master=self.first,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=MEET_S),
-                master_listen_fd=config.master_fd if first and config.master_fd >= 0 else None,
+                master_listen_fd=config.master_fd if self.first and config.master_fd >= 0 else None,
             )
         except RuntimeError as error:
             where = f"{config.master_addr}:{config.master_port}"
@@ -73,14 +74,21 @@ class Meeting:
         except RuntimeError as error:
             raise NodeLost(f"no rank said {key}: {_first_line(error)}") from error
 
-    def group(self, name: str, members: Sequence[int], traffic: Traffic) -> TorchGroup:
+    def group(
+        self, name: str, members: Sequence[int], traffic: Traffic, beside: Beside | None = None
+    ) -> tuple[TorchGroup, SideGroup]:
         """The group of `members`, this rank among them; all of them must ask for it. Returns when
-        they are connected. Raises NodeLost."""
-        store = PrefixStore(name, self.store)
+        they are connected: the group for tensors on the host, and what `beside` makes of it for
+        those on a device; None: the same again. Raises NodeLost."""
         at, size = members.index(self._rank), len(members)
         mesh = connect(members, self._rank, self.address, self._secret, _Addresses(self, name))
         try:
-            return TorchGroup(gloo(store, at, size, self.address), mesh, traffic)
+            pg = gloo(PrefixStore(name, self.store), at, size, self.address)
+            host = TorchGroup(pg, mesh, traffic)
+            if beside is None:
+                return host, host
+            store = PrefixStore(f"{name}/device", self.store)
+            return host, beside(store, at, members, host)
         except RuntimeError as error:
             raise NodeLost(f"group {name} did not come together: {_first_line(error)}") from error
 
@@ -110,6 +118,10 @@ class Backend(Protocol):
 
     def _allgather_base(self, out: Tensor, own: Tensor, /) -> dist.Work: ...
 
+    def alltoall_base(
+        self, out: Tensor, own: Tensor, out_sizes: list[int], own_sizes: list[int], /
+    ) -> dist.Work: ...
+
     def send(self, tensors: list[Tensor], to: int, tag: int, /) -> dist.Work: ...
 
     def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> dist.Work: ...
@@ -123,9 +135,23 @@ def gloo(store: Store, rank: int, size: int, address: str) -> Backend:
     return ProcessGroupGloo(store, rank, size, options)  # type: ignore[return-value]  # as above
 
 
+class SideGroup(Group, Protocol):
+    """A `Group` whose ranks also send each other messages."""
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Does not wait for the receiver. `x` must not be changed afterwards."""
+        ...
+
+    def receive(self, out: Tensor, source: int) -> Tensor:
+        """Fill `out`, which has the shape of what `source` sends next."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class TorchGroup:
-    """A `Group`, and messages between two of its ranks. For one thread at a time. Small tensors,
-    and rows to and from experts, go through `mesh`, all others through torch's process group.
+    """A `SideGroup` of the host. For one thread at a time. Small tensors, and rows to and from
+    experts, go through `mesh`, all others through torch's process group.
 
     Every method raises NodeLost when a peer has gone.
     """
@@ -133,7 +159,7 @@ class TorchGroup:
     def __init__(self, pg: Backend, mesh: Mesh, traffic: Traffic) -> None:
         self._pg = pg
         self._mesh = mesh
-        self._traffic = traffic
+        self.traffic = traffic
         self._sending: list[tuple[dist.Work, Tensor]] = []
         self.rank: int = pg.rank()
         self.size: int = pg.size()
@@ -141,7 +167,7 @@ class TorchGroup:
     def sum(self, x: Tensor) -> Tensor:
         if not x.numel():
             return x
-        self._traffic.sent += 2 * (self.size - 1) * x.nbytes // self.size
+        self.traffic.sent += 2 * (self.size - 1) * x.nbytes // self.size
         mesh = self._small(x)
         if mesh is not None:
             mesh.sum(x.view(-1))
@@ -150,7 +176,7 @@ class TorchGroup:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        self._traffic.sent += (self.size - 1) * x.nbytes
+        self.traffic.sent += (self.size - 1) * x.nbytes
         x = x.contiguous()
         out = x.new_empty((self.size, *x.shape))
         mesh = self._small(x)
@@ -161,27 +187,30 @@ class TorchGroup:
         return out
 
     def exchange(self, rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
-        sizes = torch.tensor(counts, dtype=torch.int64)
-        coming = torch.empty_like(sizes)
-        self._traffic.sent += (self.size - 1) * sizes.element_size()
-        ones = [1] * self.size
-        self._mesh.swap(_parts(sizes, ones), _parts(coming, ones))
-        expected = tuple(coming.tolist())
+        expected = self.expected(counts)
         return self._carried(rows, counts, expected), expected
 
+    def expected(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """How many each rank has for this one, where this one has `counts` for them."""
+        sizes = torch.tensor(counts, dtype=torch.int64)
+        coming = torch.empty_like(sizes)
+        self.traffic.sent += (self.size - 1) * sizes.element_size()
+        ones = [1] * self.size
+        self._mesh.swap(_parts(sizes, ones), _parts(coming, ones))
+        return tuple(coming.tolist())
+
     def carry(self, rows: Tensor, counts: Sequence[int], expected: Sequence[int]) -> Tensor:
-        self._traffic.rows += (sum(counts) - counts[self.rank]) * rows[:1].nbytes
+        self.traffic.rows += (sum(counts) - counts[self.rank]) * rows[:1].nbytes
         return self._carried(rows, counts, expected)
 
     def _carried(self, rows: Tensor, counts: Sequence[int], expected: Sequence[int]) -> Tensor:
         out = rows.new_empty((sum(expected), *rows.shape[1:]))
-        self._traffic.sent += (sum(counts) - counts[self.rank]) * rows[:1].nbytes
+        self.traffic.sent += (sum(counts) - counts[self.rank]) * rows[:1].nbytes
         self._mesh.swap(_parts(rows.contiguous(), counts), _parts(out, expected))
         return out
 
     def send(self, x: Tensor, to: int) -> None:
-        """Does not wait for the receiver. `x` must not be changed afterwards."""
-        self._traffic.sent += x.nbytes
+        self.traffic.sent += x.nbytes
         mesh = self._small(x)
         if mesh is not None:
             mesh.send(x.contiguous(), to)
@@ -191,10 +220,9 @@ class TorchGroup:
         try:
             self._sending.append((self._pg.send([x], to, 0), x))
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def receive(self, out: Tensor, source: int) -> Tensor:
-        """Fill `out`, which has the shape of what `source` sends next."""
         mesh = self._small(out)
         if mesh is not None:
             return mesh.receive(out, source)
@@ -213,7 +241,7 @@ class TorchGroup:
         try:
             begin().wait()
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
 
 def _parts(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
@@ -226,7 +254,8 @@ class _Begin(Protocol):
     def __call__(self) -> dist.Work: ...
 
 
-def _lost(error: RuntimeError) -> NodeLost:
+def lost(error: RuntimeError) -> NodeLost:
+    """What a call of torch's process groups means by it."""
     return NodeLost(f"a peer rank has gone: {_first_line(error)}")
 
 
@@ -234,38 +263,47 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
+Beside = Callable[[Store, int, Sequence[int], TorchGroup], SideGroup]
+"""(store, this rank's place, members, the group for the host) → the group for a device."""
+
+
 @dataclass(slots=True)
 class Groups:
     """What a rank computes with: `tensor` shares its layers, `experts` its experts; `line` are the
-    ranks of all stages in its place, in order."""
+    ranks of all stages in its place, in order. `host` is `tensor` for tensors on the host, the same
+    where nothing lies elsewhere."""
 
     tensor: Group = field(default_factory=Alone)
     experts: Group = field(default_factory=Alone)
-    line: TorchGroup | None = None
+    line: SideGroup | None = None
+    host: Group = field(default_factory=Alone)
     traffic: Traffic = field(default_factory=Traffic)
+    opened: list[SideGroup] = field(default_factory=list)
 
     def close(self) -> None:
-        for group in (self.tensor, self.experts, self.line):
-            if isinstance(group, TorchGroup):
-                group.close()
+        for group in self.opened:
+            group.close()
 
 
-def make_groups(config: RankConfig, meeting: Meeting) -> Groups:
+def make_groups(config: RankConfig, meeting: Meeting, beside: Beside | None = None) -> Groups:
     """All groups of `config.plan` that this rank is in. Every rank must make its own at about the
     same time: each group waits for its members. Raises NodeLost."""
     plan, rank = config.plan, config.rank
     place = plan.place(rank)
     groups = Groups()
+
+    def make(name: str, members: range) -> tuple[TorchGroup, SideGroup]:
+        host, side = meeting.group(name, members, groups.traffic, beside)
+        groups.opened.extend((host,) if side is host else (host, side))
+        return host, side
+
     if plan.tp > 1:
         first = rank - place.tp_rank
-        members = range(first, first + plan.tp)
-        groups.tensor = meeting.group(f"tensor/{first}", members, groups.traffic)
+        groups.host, groups.tensor = make(f"tensor/{first}", range(first, first + plan.tp))
     if plan.ep > 1:
         first = rank - rank % plan.stage_ranks % plan.ep
-        members = range(first, first + plan.ep)
-        groups.experts = meeting.group(f"experts/{first}", members, groups.traffic)
+        _, groups.experts = make(f"experts/{first}", range(first, first + plan.ep))
     if plan.pp > 1:
         first = rank % plan.stage_ranks
-        members = range(first, plan.ranks, plan.stage_ranks)
-        groups.line = meeting.group(f"line/{first}", members, groups.traffic)
+        _, groups.line = make(f"line/{first}", range(first, plan.ranks, plan.stage_ranks))
     return groups

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -39,7 +40,8 @@ EXIT_LOAD = 3
 EXIT_ENGINE = 4
 
 
-def main() -> int:
+def main(makers: Makers | None = None) -> int:
+    """`makers` of None: those below."""
     try:
         config = msgspec.json.decode(os.environ.get("SKERRY_RANK", ""), type=RankConfig)
         sock = socket.socket(fileno=config.socket_fd)
@@ -48,22 +50,23 @@ def main() -> int:
         return EXIT_CONFIG
     log.setup(f"rank/{config.node}.{config.rank}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front, which drains first
-    status = serve(config, sock)
+    status = serve(config, sock, makers)
     if config.plan.ranks > 1:  # a thread may wait for another rank, for ever
         logging.shutdown()
         os._exit(status)
     return status
 
 
-def serve(config: RankConfig, sock: socket.socket) -> int:
+def serve(config: RankConfig, sock: socket.socket, makers: Makers | None = None) -> int:
     """Load, report, run until the front goes; the exit status. Closes `sock`."""
+    makers = makers or Makers(make_runner, make_follower)
     link = Link(sock)
     bell = Bell()
     try:
         place = config.plan.place(config.rank)
         if config.plan.leader(place.dp_rank) == config.rank:
-            return _lead(config, link, bell)
-        return _follow(config, link, bell)
+            return _lead(config, link, bell, makers.runner)
+        return _follow(config, link, bell, makers.follower)
     except NodeLost as error:
         _log.debug("%s", error)
         return EXIT_PEER
@@ -77,9 +80,9 @@ def serve(config: RankConfig, sock: socket.socket) -> int:
         bell.close()
 
 
-def _lead(config: RankConfig, link: Link, bell: Bell) -> int:
+def _lead(config: RankConfig, link: Link, bell: Bell, make: Callable[[RankConfig], Runner]) -> int:
     """The life of a rank that schedules."""
-    runner = make_runner(config)
+    runner = make(config)
     try:
         loaded = _load(runner, link)
         return EXIT_LOAD if loaded is None else _run(config, link, bell, runner, loaded)
@@ -87,9 +90,11 @@ def _lead(config: RankConfig, link: Link, bell: Bell) -> int:
         runner.close()
 
 
-def _follow(config: RankConfig, link: Link, bell: Bell) -> int:
+def _follow(
+    config: RankConfig, link: Link, bell: Bell, make: Callable[[RankConfig], Follower]
+) -> int:
     """The life of a rank that computes what another one says."""
-    follower = make_follower(config)
+    follower = make(config)
     try:
         loaded = _load(follower, link)
         if loaded is None:
@@ -114,12 +119,24 @@ class Follower(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """Of what computes: `make_runner` and `make_follower`, or what stands in for them."""
+
+    runner: Callable[[RankConfig], Runner]
+    follower: Callable[[RankConfig], Follower]
+
+
 def make_follower(config: RankConfig) -> Follower:
-    """Raises ConfigError."""
+    """What a rank is that does not lead. Raises ConfigError."""
     if config.engine == "scripted":
         from core.engine.scripted_ranks import ScriptedFollower
 
         return ScriptedFollower(config)
+    if config.engine == "torch" and config.device == "cuda":
+        from core.engine.gpu.wiring import gpu_follower
+
+        return gpu_follower(config)
     if config.engine == "torch":
         from core.engine.runner_split import FollowingRank
 
@@ -134,14 +151,14 @@ def make_runner(config: RankConfig) -> Runner:
         from core.engine.scripted_ranks import ScriptedLeader
 
         return ScriptedLeader(config) if config.plan.ranks > 1 else ScriptedRunner(config)
-    if config.engine == "torch" and config.plan.ranks > 1:
-        from core.engine.runner_split import LeadingRunner
-
-        return LeadingRunner(config)
     if config.engine == "torch" and config.device == "cuda":
         from core.engine.gpu.wiring import gpu_runner
 
         return gpu_runner(config)
+    if config.engine == "torch" and config.plan.ranks > 1:
+        from core.engine.runner_split import LeadingRunner
+
+        return LeadingRunner(config)
     if config.engine == "torch":
         from core.engine.runner_torch import TorchRunner  # torch takes seconds to import
 
@@ -184,8 +201,7 @@ def _run(config: RankConfig, link: Link, bell: Bell, runner: Runner, loaded: Loa
         depth=config.depth,
         mixed_step_s=config.mixed_step_s,
         stages=config.plan.pp,
-        # In a pipeline the next step of a sequence would wait for the check of its guesses.
-        drafter=PromptLookup if config.speculate and config.plan.pp == 1 else None,
+        drafter=PromptLookup if config.speculate else None,
         landed=bell.ring,
     )
     ready = _ready(config, loaded, engine.scheduler.context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from core.engine.messages import PrefillProgress, Reserved, SequenceFailed, TokenOutput
+from core.engine.messages import GivenBack, PrefillProgress, Reply, SequenceFailed, TokenOutput
 from core.engine.plan import SequenceId
 from core.errors import RequestError
 
@@ -26,9 +26,16 @@ class Counters:
 class Reports:
     """In order of happening."""
 
-    replies: list[Reserved | SequenceFailed] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
     outputs: list[TokenOutput] = field(default_factory=list)
+    given_back: list[GivenBack] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
+
+    def reply(self, sequence: SequenceId, outcome: Reply | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            self.fail(sequence, outcome)
+        else:
+            self.replies.append(outcome)
 
     def fail(self, sequence: SequenceId, error: RequestError) -> None:
         self.replies.append(SequenceFailed(sequence, error.code, error.message))

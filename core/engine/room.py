@@ -3,28 +3,47 @@
 Order of service is (priority, arrival). What someone loses is computed again later, from prompt and
 output alike; nobody takes from those before it, so the first in order always progresses and two can
 never take from each other in turn.
+
+A sequence that would lose more than it is worth to compute here is given back to whoever sent it
+(`SequenceSpec.move_min_tokens`): it goes on from its output at a node that a reader serves. Where
+its blocks are to be copied first it parts from them a while later, and nobody else loses any
+meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from core.engine.messages import GivenBack
 from core.engine.reports import Counters
 from core.engine.roster import Roster
 from core.engine.sequence import Sequence, Status
 from core.kv.block_manager import BlockManager, blocks_for
 from core.kv.prefix_cache import CachedBlock
+from core.types import BLOCK_TOKENS
 
 _WATERMARK_SHARE = 64
 """One block in so many stays free for growth when something is admitted beside others."""
 
 
 class Room:
+    """`given_back` is told of those that go on elsewhere."""
+
     def __init__(
-        self, roster: Roster, blocks: BlockManager, counters: Counters, *, max_running: int
+        self,
+        roster: Roster,
+        blocks: BlockManager,
+        counters: Counters,
+        *,
+        max_running: int,
+        given_back: Callable[[GivenBack], None],
     ) -> None:
         self._roster = roster
         self._blocks = blocks
         self._counters = counters
         self._max_running = max_running
+        self._given_back = given_back
+        self._parting: list[Sequence] = []
         self._watermark = max(1, blocks.total // _WATERMARK_SHARE)
 
     @property
@@ -58,6 +77,8 @@ class Room:
         preempted = False
         for sequence in list(self._roster.running):
             while sequence.status is Status.RUNNING and self._lacks(sequence):
+                if self._blocks_are_coming:
+                    break
                 victim = self._roster.victim(sequence) or self._own_slot(sequence)
                 if victim is None:
                     break
@@ -73,7 +94,7 @@ class Room:
         stuck = any(one.prefill_only and self._lacks(one) for one in self._roster.running)
         everyone = (*self._roster.running, *self._roster.waiting)
         able = [one for one in everyone if one.preemptible]
-        if not stuck or not able:
+        if not stuck or not able or self._blocks_are_coming:
             return False
         self._preempt(max(able, key=lambda one: one.key))
         return True
@@ -99,7 +120,7 @@ class Room:
         False, and nobody loses anything, when that would not do."""
         victims = self._lower(head)
         seated = [one for one in victims if one.status is Status.RUNNING]
-        if not victims or not (self.slot or seated):
+        if not victims or not (self.slot or seated) or self._blocks_are_coming:
             return False
         wanted = count - len(start) + self._watermark
         if self._blocks.available + sum(self._blocks.alone(v.table) for v in victims) < wanted:
@@ -107,7 +128,7 @@ class Room:
         if not self.slot:
             self._preempt(seated[-1])
             victims.remove(seated[-1])
-        while victims and not self.admits(start, count):
+        while victims and not self.admits(start, count) and not self._blocks_are_coming:
             self._preempt(victims.pop())
         return self.admits(start, count)
 
@@ -122,18 +143,49 @@ class Room:
         if sequence.remaining <= 0:
             return False
         need = blocks_for(sequence.goal) - len(sequence.table)
-        soon = sequence.planned + 1
-        return need > self._blocks.available or self._blocks.lacking(sequence.table, soon)
+        if need > 0 and need > self._blocks.available:
+            return True
+        return self._blocks.lacking(sequence.table, sequence.planned + 1)
 
     def _grow(self, sequence: Sequence) -> None:
         if sequence.remaining > 0:
             need = blocks_for(sequence.goal) - len(sequence.table)
-            self._blocks.grow(sequence.table, max(0, need))
+            if need > 0:
+                self._blocks.grow(sequence.table, need)
             self._blocks.reach(sequence.table, sequence.planned + 1)
 
+    @property
+    def _blocks_are_coming(self) -> bool:
+        """Somebody was preempted whose blocks are still being copied."""
+        self._parting = [one for one in self._parting if one.status is Status.HELD]
+        return bool(self._parting)
+
     def _preempt(self, victim: Sequence) -> None:
-        self._roster.preempt(victim)
         self._counters.preemptions += 1
+        lost = self._blocks.alone(victim.table) * BLOCK_TOKENS
+        if 0 < victim.spec.move_min_tokens <= lost:
+            self._give_back(victim)
+        else:
+            self._roster.preempt(victim)
+
+    def _give_back(self, victim: Sequence) -> None:
+        tokens = 0
+        blocks: tuple[tuple[int, ...], ...] = ()
+        if victim.spec.keep_blocks and victim.computed >= BLOCK_TOKENS:
+            tokens = victim.computed // BLOCK_TOKENS * BLOCK_TOKENS
+            blocks = victim.table.view(tokens)
+            self._roster.part(victim)
+            self._parting.append(victim)
+        else:
+            self._roster.leave(victim)
+        self._given_back(
+            GivenBack(
+                sequence=victim.id,
+                computed_tokens=victim.computed_prompt,
+                tokens=tokens,
+                blocks=blocks,
+            )
+        )
 
     def _own_slot(self, sequence: Sequence) -> Sequence | None:
         """A sequence that cannot grow gives its own slot up for one before it that has blocks and

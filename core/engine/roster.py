@@ -49,6 +49,11 @@ class Roster:
         self._known[sequence.id] = sequence
         sequence.status = Status.RESERVED
 
+    def keep(self, sequence: Sequence) -> None:
+        """A newcomer that is never computed: its cached blocks are being sent."""
+        self._known[sequence.id] = sequence
+        sequence.status = Status.HELD
+
     def set_aside(self, sequence_id: SequenceId) -> tuple[dict[int, int], ...]:
         """Of each KV group, the blocks that a peer fills for a reserved sequence, by their index in
         it; nothing for any other."""
@@ -79,6 +84,12 @@ class Roster:
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
             self.enqueue(sequence)
+
+    def part(self, sequence: Sequence) -> None:
+        """It is computed no more, and its blocks are read before it leaves."""
+        queue = self.running if sequence.status is Status.RUNNING else self.waiting
+        queue.remove(sequence)
+        sequence.status = Status.HELD
 
     def victim(self, for_whom: Sequence) -> Sequence | None:
         """The last in order of service, behind `for_whom`, that may lose its blocks."""

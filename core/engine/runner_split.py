@@ -8,40 +8,19 @@ under way, one in each stage.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
+from core.engine.lead import NOTHING, Counts, Lead
 from core.engine.messages import RankConfig
-from core.engine.pace import Pace, PaceKeeper, PaceMaker
 from core.engine.plan import LoadedModel, StepPlan, StepResult, Work
 from core.engine.plan_wire import decode_plan, decode_result, encode_plan, encode_result
 from core.engine.split_rank import SplitRank
 from core.engine.stepper import measure
-from core.errors import InternalError, NodeLost
-
-_NOTHING = StepPlan(-1, ())
-"""What a pool computes in a step that others called for."""
-
-
-class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Of one rank, since it began."""
-
-    busy_s: float = 0.0
-    sent_bytes: int = 0
-    least_bytes: int = 0
-
-    def since(self, before: Counts) -> Counts:
-        return Counts(
-            self.busy_s - before.busy_s,
-            self.sent_bytes - before.sent_bytes,
-            self.least_bytes - before.least_bytes,
-        )
+from core.parallel import Place
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -52,10 +31,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     result: bytes | None = None
 
 
-@dataclass(slots=True)
-class _Waiting:
-    future: Future[StepResult]
-    begun: float
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class LeadingRunner:
@@ -65,154 +41,74 @@ class LeadingRunner:
         self._config = config
         self._rank = SplitRank(config)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="step")
-        self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
-        self._pace: Pace | None = None
-        self._uncalled: deque[StepPlan] = deque()
-        self._counts: dict[int, Counts] = {}
-        self._before: dict[int, Counts] = {}
-        self._active_s = 0.0
-        self._active_since = 0.0
-        self._lost: BaseException | None = None
+        self._lead: Lead | None = None
 
     def load(self, progress: Callable[[str, float], None]) -> LoadedModel:
         """Returns when all ranks of the pool have loaded, and computed a few steps together."""
         loaded = self._worker.submit(self._rank.load, progress).result()
-        for rank in self._rank.peers:
-            name = f"hear-{rank}"
-            threading.Thread(target=self._hear, args=(rank,), name=name, daemon=True).start()
-        self._pace = self._paced()
+        self._lead = lead = Lead(
+            self._config,
+            self._rank.company,
+            awaited={giver(self._config)},
+            begin=self._begin,
+            heard=self._heard,
+        )
+        lead.start()
         progress("measuring", 0.0)
         prefill, decode = measure(
-            lambda plan: self.submit(plan).result(), loaded.geometry, self._config.max_step_tokens
+            lambda plan: lead.submit(plan).result(), loaded.geometry, self._config.max_step_tokens
         )
         progress("measuring", 1.0)
-        with self._lock:
-            self._before = dict(self._counts)
-            self._active_s = 0.0
+        lead.forget()
         return replace(loaded, prefill_tokens_per_s=prefill, decode_tokens_per_s=decode)
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
-        waiting = _Waiting(Future(), time.perf_counter())
-        with self._lock:
-            if self._lost is not None:
-                waiting.future.set_exception(self._lost)
-                return waiting.future
-            if not self._waiting:
-                self._active_since = waiting.begun
-            self._waiting.append(waiting)
-            if self._pace is not None:
-                self._uncalled.append(plan)
-        try:
-            if self._pace is not None:
-                self._pace.want()
-            else:
-                self._begin(plan)
-        except NodeLost as error:
-            self._lose(error)
-        return waiting.future
+        return self._leading.submit(plan)
 
     def work(self) -> Work:
-        with self._lock:
-            if self._lost is not None:
-                raise self._lost
-            counts = {
-                rank: count.since(self._before.get(rank, Counts()))
-                for rank, count in self._counts.items()
-            }
-            active_s = self._active_s
-        plan = self._config.plan
-        stages = [0.0] * plan.pp
-        for rank, count in counts.items():
-            stage = plan.place(rank).stage
-            stages[stage] = max(stages[stage], count.busy_s)
-        return Work(
-            sent_bytes=sum(count.sent_bytes for count in counts.values()),
-            least_bytes=sum(count.least_bytes for count in counts.values()),
-            stage_seconds=tuple(stages),
-            bubble=max(0.0, 1 - sum(stages) / plan.pp / active_s) if active_s else 0.0,
-        )
+        return self._leading.work()
 
     def close(self) -> None:
         """A step that waits for another rank is left to itself: the process ends."""
         self._rank.close()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    # -------------------------------------------------------------- a step
-
-    def _paced(self) -> Pace | None:
-        leaders = self._rank.leaders
-        if not leaders:
-            return None
-        if self._config.rank == 0:
-            return PaceMaker(leaders, self._called, self._lose)
-        (maker,) = leaders.values()
-        return PaceKeeper(maker, self._called, self._lose)
-
-    def _called(self) -> None:
-        """All pools begin a step. Raises NodeLost."""
-        with self._lock:
-            plan = self._uncalled.popleft() if self._uncalled else _NOTHING
-        self._begin(plan)
+    @property
+    def _leading(self) -> Lead:
+        if self._lead is None:
+            raise RuntimeError("a step before the rank has loaded")
+        return self._lead
 
     def _begin(self, plan: StepPlan) -> None:
-        said = encode_plan(plan)
-        for peer in self._rank.peers.values():
-            peer.say(said)
+        self._leading.say(encode_plan(plan))
         self._worker.submit(self._compute, plan)
 
     def _compute(self, plan: StepPlan) -> None:
+        lead = self._leading
         try:
             result = self._rank.stepper.step(plan)
         except BaseException as error:  # noqa: BLE001 — whoever waits for the step is to know
-            self._lose(error)
+            lead.lose(error)
             return
-        self._note(self._config.rank, counts_of(self._rank))
-        if result is not None:
-            self._finish(result)
-        if self._pace is not None:
-            self._pace.done()
+        lead.note(self._config.rank, counts_of(self._rank))
+        self._finish(self._config.rank, result)
+        lead.computed()
 
-    def _hear(self, rank: int) -> None:
-        """On a thread for each follower."""
-        decode = msgspec.msgpack.Decoder(Answer).decode
-        peer = self._rank.peers[rank]
-        try:
-            while True:
-                answer = decode(peer.hear())
-                self._note(rank, answer.counts)
-                if answer.result is not None:
-                    self._finish(decode_result(answer.result))
-        except NodeLost as error:
-            self._lose(error)
-        except msgspec.MsgspecError as error:
-            self._lose(InternalError(f"rank {rank} said something that is no answer: {error}"))
+    def _heard(self, rank: int, message: bytes) -> None:
+        answer = _decode_answer(message)
+        self._leading.note(rank, answer.counts)
+        if answer.result is not None:
+            self._finish(rank, decode_result(answer.result))
 
-    def _note(self, rank: int, counts: Counts) -> None:
-        with self._lock:
-            self._counts[rank] = counts
+    def _finish(self, rank: int, result: StepResult | None) -> None:
+        if result is not None and result.number != NOTHING.number:
+            self._leading.landed(rank, result)
 
-    def _finish(self, result: StepResult) -> None:
-        """Results come in the order of plans."""
-        if result.number == _NOTHING.number:
-            return
-        now = time.perf_counter()
-        with self._lock:
-            if not self._waiting:
-                return  # of a step that has failed meanwhile
-            waiting = self._waiting.popleft()
-            if not self._waiting:
-                self._active_s += now - self._active_since
-        if self._config.plan.pp > 1:
-            result = replace(result, seconds=now - waiting.begun)
-        waiting.future.set_result(result)
 
-    def _lose(self, error: BaseException) -> None:
-        with self._lock:
-            self._lost = self._lost or error
-            failed, self._waiting = list(self._waiting), deque()
-        for waiting in failed:
-            waiting.future.set_exception(error)
+def giver(config: RankConfig) -> int:
+    """The rank whose results a pool's leader takes: the first of its last stage."""
+    plan = config.plan
+    return plan.rank(Place(plan.pp - 1, plan.place(config.rank).dp_rank, 0))
 
 
 class FollowingRank:
@@ -227,7 +123,7 @@ class FollowingRank:
 
     def compute(self) -> None:
         """Raises NodeLost when the leader or another rank has gone."""
-        (leader,) = self._rank.peers.values()
+        (leader,) = self._rank.company.peers.values()
         first = self._config.plan.place(self._config.rank).tp_rank == 0
         while True:
             result = self._rank.stepper.step(decode_plan(leader.hear()))

@@ -14,8 +14,9 @@ Rules
   of others. The queue is not jumped: while its head lacks memory nobody behind it takes any. For a
   head of a higher priority, those of a lower one give way, if that makes room for it.
 - A running sequence grows block by block. Without a block, the last in order of service that may
-  lose its blocks loses them and is computed again later, from prompt and output alike. It never
-  takes from those before it: it waits. So the first in order always progresses.
+  lose its blocks loses them and is computed again later, from prompt and output alike, or is given
+  back (`room`). It never takes from those before it: it waits. So the first in order always
+  progresses.
 - Blocks that somebody outside fills (reserved) or reads (prefills) are never taken away, and blocks
   of a step in flight are not free before its result.
 """
@@ -30,6 +31,7 @@ from core.engine.cost import StepCost
 from core.engine.draft import Draft, Part
 from core.engine.guessing import Guessing
 from core.engine.intake import Intake, Limits
+from core.engine.lending import Lending, whole_blocks
 from core.engine.messages import PrefillProgress, Reserved, SequenceSpec, TokenOutput
 from core.engine.plan import RowResult, Scores, SequenceId, StepPlan, StepResult
 from core.engine.reports import Counters, Reports
@@ -37,7 +39,7 @@ from core.engine.room import Room
 from core.engine.roster import Roster
 from core.engine.sequence import Sequence, Status
 from core.engine.shares import decoding, prompt_share
-from core.errors import DeadlineExceeded, InternalError, InvalidRequest, NoCapacity
+from core.errors import DeadlineExceeded, InternalError, InvalidRequest
 from core.kv.block_manager import BlockManager, blocks_for
 from core.kv.prefix_cache import CachedBlock, Hasher
 from core.prefix import next_block_hash
@@ -71,7 +73,9 @@ class Scheduler:
             blocks,
             self.counters,
             max_running=min(limits.max_sequences, limits.max_step_tokens),
+            given_back=lambda one: self._reports.given_back.append(one),
         )
+        self._lending = Lending(self.roster, blocks, lambda: self._room.spare)
         self._in_flight: deque[tuple[StepPlan, tuple[Part, ...]]] = deque()
         self._reports = Reports()
 
@@ -104,29 +108,32 @@ class Scheduler:
         sequence = self._accept(sequence_id, spec, prefill_only=False)
         if sequence is None or not self._unfinished(sequence):
             return
-        count = blocks_for(len(sequence.tokens) - 1)
-        start = self._cached_start(sequence)
-        claimed = sum(
-            blocks_for(other.goal) - len(other.table)
-            for other in self.roster.waiting
-            if other.key < sequence.key
-        )
-        if not self.blocks.fits(start, count, spare=self._room.spare + claimed):
-            refused = NoCapacity(
-                f"{count} blocks of KV are wanted; {self.blocks.available} of {self.blocks.total} "
-                f"are free and {claimed} of those are spoken for"
-            )
-            self._reports.fail(sequence_id, refused)
-            return
-        self._take_blocks(sequence, start, count)
-        if not self.blocks.reserve_windows(sequence.table, len(sequence.tokens) - 1):
-            self.blocks.free(sequence.table)
-            self._reports.fail(sequence_id, NoCapacity("the blocks of a KV window are all in use"))
-            return
-        self.roster.reserve(sequence)
-        fill = self.roster.set_aside(sequence_id)
-        reserved = Reserved(sequence=sequence_id, cached_tokens=sequence.computed, fill=fill)
-        self._reports.replies.append(reserved)
+        reserved = self._lending.set_aside(sequence, len(sequence.tokens) - 1)
+        if isinstance(reserved, Reserved):
+            self.counters.cached_prompt += self._mark_seen(sequence, sequence.computed)
+        self._reports.reply(sequence_id, reserved)
+
+    def bring(
+        self, sequence_id: SequenceId, token_ids: tuple[int, ...], namespace: str, *, priority: int
+    ) -> None:
+        """Set aside what the cache lacks of whole blocks; Reserved or a refusal is reported."""
+        spec = whole_blocks(token_ids, namespace, priority=priority)
+        sequence = self._accept(sequence_id, spec, prefill_only=True)
+        if sequence is not None:
+            self._reports.reply(sequence_id, self._lending.set_aside(sequence, len(token_ids)))
+
+    def adopt(self, sequence_id: SequenceId, tokens: int) -> None:
+        """The first `tokens` of an import are in place. Unknown ids are ignored."""
+        sequence = self.roster.get(sequence_id)
+        if sequence is not None:
+            self._lending.adopt(sequence, tokens)
+
+    def hold(self, sequence_id: SequenceId, token_ids: tuple[int, ...], namespace: str) -> None:
+        """Keep what the cache has of whole blocks until it is released; reported as Held."""
+        spec = whole_blocks(token_ids, namespace)
+        sequence = self._accept(sequence_id, spec, prefill_only=True)
+        if sequence is not None:
+            self._reports.replies.append(self._lending.hold(sequence))
 
     def begin(self, sequence_id: SequenceId, *, kv_in_place: bool) -> None:
         """Generate on reserved blocks, which hold the KV of n−1 tokens or nothing new."""
@@ -144,12 +151,13 @@ class Scheduler:
         self.roster.enqueue(sequence)
 
     def release(self, sequence_id: SequenceId) -> None:
-        """A prefill's blocks are no longer read. Unknown ids are ignored."""
+        """The blocks of a prefill, or of one that was given back, are no longer read. Unknown ids
+        are ignored."""
         sequence = self.roster.get(sequence_id)
         if sequence is None:
             return
-        if not sequence.prefill_only:
-            raise InternalError(f"release of {sequence_id}, which is no prefill")
+        if not sequence.prefill_only and sequence.status is not Status.HELD:
+            raise InternalError(f"release of {sequence_id}, whose blocks nobody reads")
         self.roster.leave(sequence)
 
     def abort(self, sequence_id: SequenceId) -> None:
@@ -266,8 +274,6 @@ class Scheduler:
 
     def _better_wait(self) -> bool:
         """Is something to be decided that the results of the steps in flight bear upon?"""
-        if any(part.drafts for _, parts in self._in_flight for part in parts):
-            return True
         if self._room.contested():
             return True
         head = self._head()
@@ -275,13 +281,15 @@ class Scheduler:
             start, count = self._cached_start(head), blocks_for(head.goal)
             if not self._room.admits(start, count) and self._room.lower(head):
                 return True
-        return self._guessing is not None and bool(self._guessing.choose(self.roster.running))
+        drafts = any(part.drafts for _, parts in self._in_flight for part in parts)
+        return self._guessing is not None and self._guessing.waits(self.roster.running, drafts)
 
     def _draft(self) -> Draft:
         draft = Draft(self.blocks, self.limits.max_step_tokens)
         running = self.roster.running
-        guesses = self._guessing.choose(running) if self._guessing is not None else {}
-        for sequence in decoding(running, self.limits.stages):
+        ones = decoding(running, self.limits.stages)
+        guesses = self._guessing.choose(running, ones) if self._guessing is not None else {}
+        for sequence in ones:
             guess = guesses.get(sequence, ())
             most = self._room.for_guesses(sequence, len(guess)) if guess else 0
             draft.add(sequence, guess[:most])
@@ -328,7 +336,7 @@ class Scheduler:
         fresh = self._mark_seen(sequence, part.end)
         sequence.computed_prompt += fresh
         self.counters.computed_prompt += fresh
-        gained = self._append(sequence, row.token_ids) if part.samples else 0
+        gained = sequence.append(row.token_ids) if part.samples else 0
         sequence.computed = part.end + max(0, gained - 1)
         if part.drafts:
             sequence.planned = sequence.computed
@@ -340,14 +348,6 @@ class Scheduler:
             self._progress(sequence)
         elif gained:
             self._output(sequence, gained, row.scores[:gained])
-
-    def _append(self, sequence: Sequence, token_ids: tuple[int, ...]) -> int:
-        """Add tokens up to the one that ends the sequence: how many."""
-        for gained, token in enumerate(token_ids, start=1):
-            sequence.tokens.append(token)
-            if sequence.finish() is not None:
-                return gained
-        return len(token_ids)
 
     def _output(self, sequence: Sequence, gained: int, scores: tuple[Scores, ...]) -> None:
         self.counters.generated += gained

@@ -4,7 +4,7 @@
 
     WAITING ──admitted──▶ RUNNING ──last token──▶ FINISHED
        ▲                   │   └─(prefill only) n−1 computed──▶ HELD ──Release──▶ FINISHED
-       └────preempted──────┘
+       └────preempted──────┘  └─given back─▶ FINISHED, or HELD until its blocks are copied
     RESERVED ──Begin──▶ WAITING, with its blocks in hand
 
 Abort and errors lead from every state to FINISHED.
@@ -30,7 +30,7 @@ class Status(Enum):
     """Blocks are set aside and being filled by a peer."""
     RUNNING = "running"
     HELD = "held"
-    """A finished prefill whose blocks are being sent."""
+    """Computed no more, and its blocks are read: a finished prefill, or one that is given back."""
     FINISHED = "finished"
 
 
@@ -66,11 +66,18 @@ class Sequence:
     """The first output has gone out."""
     key: tuple[int, int] = field(init=False)
     """Order of service: priority, then arrival."""
+    needs_history: bool = field(init=False)
+    """What is sampled depends on what was generated, beyond the model itself."""
+    _penalised: bool = field(init=False)
     _ids: array[int] = field(init=False)
     """`tokens` as penalties and grammars want them, kept up only when there are any."""
 
     def __post_init__(self) -> None:
         self.key = (self.spec.priority, self.arrival)
+        spec = self.spec
+        penalties = (spec.repetition_penalty, spec.presence_penalty, spec.frequency_penalty)
+        self._penalised = penalties != (1, 0, 0)
+        self.needs_history = bool(spec.grammar) or self._penalised
         self._ids = array("i")
 
     @property
@@ -80,19 +87,11 @@ class Sequence:
         grammars want all tokens but the newest."""
         if self.prefill_only:
             return len(self.tokens) - 1
-        ahead = min(self.pending, 1) if self.needs_history else self.pending
-        return min(len(self.tokens) + ahead, self.limit - 1)
-
-    @property
-    def needs_history(self) -> bool:
-        """What is sampled depends on what was generated, beyond the model itself."""
-        return bool(self.spec.grammar) or self._penalised
-
-    @property
-    def _penalised(self) -> bool:
-        spec = self.spec
-        penalties = (spec.repetition_penalty, spec.presence_penalty, spec.frequency_penalty)
-        return penalties != (1, 0, 0)
+        ahead = self.pending
+        if ahead > 1 and self.needs_history:
+            ahead = 1
+        known = len(self.tokens) + ahead
+        return known if known < self.limit else self.limit - 1
 
     @property
     def remaining(self) -> int:
@@ -150,6 +149,14 @@ class Sequence:
         if not self._penalised:  # a grammar looks at the answer alone
             return History(self._ids[prompt:].tobytes(), 0)
         return History(self._ids.tobytes(), prompt)
+
+    def append(self, token_ids: tuple[int, ...]) -> int:
+        """Add tokens up to the one that ends the sequence: how many."""
+        for gained, token in enumerate(token_ids, start=1):
+            self.tokens.append(token)
+            if self.finish() is not None:
+                return gained
+        return len(token_ids)
 
     def finish(self) -> FinishReason | None:
         """Why no further token may be generated, if so."""

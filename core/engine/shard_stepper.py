@@ -28,7 +28,7 @@ from core.models.parallel import split
 from core.models.stage import Stage
 from core.parallel import Plan
 
-_CANDIDATE_BYTES = 8
+CANDIDATE_BYTES = 8
 """The least that a rank has to say of a row: a value and an id."""
 
 
@@ -92,7 +92,9 @@ class ShardStepper:
 
     def forward(self, tokens: ForwardBatch) -> Tensor | None:
         """Logits [sampled, own ids] on the last stage; the others send hidden states on."""
-        self._count(tokens)
+        self._least += least_bytes(
+            self.stage, self._plan.tp, len(tokens.tokens), len(tokens.sampled)
+        )
         line = self._groups.line
         hidden = None
         if line is not None and not self.stage.shard.embeds:
@@ -119,14 +121,12 @@ class ShardStepper:
             drawn = sampler_split.sample(logits, specs, self._vocabulary, filled.allowed)
         return results_of(rows, drawn, filled)
 
-    def _count(self, tokens: ForwardBatch) -> None:
-        """Two sums a layer, one for the embedding, one message to the next stage, and a candidate
-        for each token that is drawn."""
-        shard, ranks = self.stage.shard, self._plan.tp
-        states = len(tokens.tokens) * self.stage.empty(1).nbytes
-        sums = 2 * len(shard.layers) + shard.embeds
-        self._least += sums * 2 * (ranks - 1) * states // ranks
-        if shard.predicts:
-            self._least += (ranks - 1) * _CANDIDATE_BYTES * len(tokens.sampled)
-        else:
-            self._least += states
+
+def least_bytes(stage: Stage, ranks: int, tokens: int, sampled: int) -> int:
+    """What one of `ranks` of a TP group would have to send at the least: two sums a layer, one for
+    the embedding, one message to the next stage, and a candidate for each token that is drawn."""
+    shard = stage.shard
+    states = tokens * stage.empty(1).nbytes
+    sums = 2 * len(shard.layers) + shard.embeds
+    least = sums * 2 * (ranks - 1) * states // ranks
+    return least + (ranks - 1) * CANDIDATE_BYTES * sampled if shard.predicts else least + states

@@ -18,11 +18,16 @@ _LEAST_CHUNK = 4 * BLOCK_TOKENS
 
 def decoding(running: Sequence[Generation], stages: int) -> list[Generation]:
     """Whose next row is one token. In a pipeline it is a share of them, and none whose token is
-    still on its way."""
-    ones = [one for one in running if one.remaining == 1]
+    still on its way, or whose guesses are."""
     if stages == 1:
-        return ones
-    return [one for one in ones if not one.pending][: -(-len(ones) // stages)]
+        return [one for one in running if one.remaining == 1]
+    free = [one for one in running if one.remaining == 1 and not one.pending]
+    return free[: -(-(len(free) + under_way(running)) // stages)]
+
+
+def under_way(running: Iterable[Generation]) -> int:
+    """Of a pipeline: whose token, or whose guesses, are in one of the steps in flight."""
+    return sum(1 for one in running if one.pending and one.remaining <= 1)
 
 
 def prompt_share(everyone: Iterable[Generation], limits: Limits) -> int:

@@ -64,11 +64,13 @@ def draft_lengths(
     decode: int,
     prompt: int,
     room: int,
+    beside: int = 0,
 ) -> list[int]:
     """How many guesses of each wish (its speculation, the most that it can use) to check in a step
     that has `decode` tokens of answers and `prompt` prompt tokens anyway, and space for `room`
-    more: for one after the other, what gives the step the most expected tokens a second."""
-    expected = float(decode)
+    more: for one after the other, what gives the step the most expected tokens a second. `beside`:
+    tokens of the steps that share a pipeline with it, which wait for what it takes."""
+    expected = float(decode + beside)
     tokens = decode
     lengths: list[int] = []
     for speculation, most in wishes:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import InternalError
+from core.kv.free_blocks import FreeBlocks
 from core.kv.prefix_cache import GONE, CacheChanges, CachedBlock, PrefixCache, TokenChain
 from core.types import BLOCK_TOKENS
 
@@ -37,11 +38,12 @@ class BlockTable:
 
     `chain`: the cache entries of the table's first full blocks; an entry may lie in a block of
     another sequence that computed the same tokens first. `passed`: per group, how many blocks at
-    the front are GONE.
+    the front are GONE. `root`: of the chain that they are of.
     """
 
     groups: tuple[list[int], ...]
     passed: list[int]
+    root: bytes = b""
     chain: list[CachedBlock] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -80,7 +82,7 @@ class BlockManager:
                     f"needs {self._span(window)}"
                 )
         self.cache = PrefixCache()
-        self._free: list[list[int]] = [list(range(n - 1, -1, -1)) for n in blocks]
+        self.free_blocks = tuple(FreeBlocks(n) for n in blocks)
         self._refs: list[list[int]] = [[0] * n for n in blocks]
         self._loose: dict[int, OrderedDict[int, CachedBlock]] = {
             group: OrderedDict() for group, _ in self._windowed
@@ -94,17 +96,22 @@ class BlockManager:
         return min(self.totals[group] for group in self._full)
 
     @property
+    def forgets(self) -> bool:
+        """Is there a group that does not keep all?"""
+        return bool(self._windowed)
+
+    @property
     def available(self) -> int:
         """Blocks that can be taken now in each full group, evicting what is idle."""
-        return min(len(self._free[group]) for group in self._full) + self.cache.idle
+        return min(len(self.free_blocks[group]) for group in self._full) + self.cache.idle
 
     @property
     def used(self) -> int:
         """Blocks of group 0 that sequences hold."""
-        return self.totals[0] - len(self._free[0]) - self.cache.idle
+        return self.totals[0] - len(self.free_blocks[0]) - self.cache.idle
 
-    def new_table(self) -> BlockTable:
-        return BlockTable(tuple([] for _ in self.totals), [0] * len(self.totals))
+    def new_table(self, root: bytes = b"") -> BlockTable:
+        return BlockTable(tuple([] for _ in self.totals), [0] * len(self.totals), root)
 
     # -------------------------------------------------------------- beginning
 
@@ -131,7 +138,7 @@ class BlockManager:
             loose = self._loose[group]
             woken = sum(1 for entry in kept if entry.blocks[group] in loose)
             wanted = min(blocks - first, self._span(window)) - len(kept)
-            if len(self._free[group]) + len(loose) - woken < wanted + spare:
+            if len(self.free_blocks[group]) + len(loose) - woken < wanted + spare:
                 return False
         return True
 
@@ -160,7 +167,7 @@ class BlockManager:
         if count > self.available:
             raise InternalError(f"{count} blocks were asked for, {self.available} are available")
         for group in self._full:
-            while len(self._free[group]) < count:
+            while len(self.free_blocks[group]) < count:
                 self._reclaim(self.cache.evict())
             self._append(table, group, count)
 
@@ -168,7 +175,7 @@ class BlockManager:
         """Is there a window group in which the blocks for `tokens` positions cannot be had?"""
         return any(
             blocks_for(tokens) - len(table.groups[group])
-            > len(self._free[group]) + len(self._loose[group])
+            > len(self.free_blocks[group]) + len(self._loose[group])
             for group, _ in self._windowed
         )
 
@@ -180,7 +187,7 @@ class BlockManager:
             blocks = table.groups[group]
             count = max(0, blocks_for(reached) - len(blocks))
             self._take_loose(group, count)
-            self._append(table, group, min(count, len(self._free[group])))
+            self._append(table, group, min(count, len(self.free_blocks[group])))
             reached = min(reached, len(blocks) * BLOCK_TOKENS)
         return reached
 
@@ -215,6 +222,8 @@ class BlockManager:
         while entries and not entries[-1].alive:  # a chain dies from some block to its end
             entries.pop()
         for index in range(len(entries), computed // BLOCK_TOKENS):
+            if self.free_blocks[0].condemned(table.groups[0][index]):
+                return
             parent = entries[-1] if entries else None
             entry = self.cache.add(chain, index, parent, self._row(table, index))
             if entry is None:
@@ -240,7 +249,7 @@ class BlockManager:
                 self.cache.rest(entry)
             else:
                 for group, block in zip(self._full, row, strict=True):
-                    self._free[group].append(block)
+                    self.free_blocks[group].give(block)
         for group, blocks in enumerate(table.groups):
             blocks.clear()
             table.passed[group] = 0
@@ -251,6 +260,16 @@ class BlockManager:
         if table.chain:
             self._reclaim(self.cache.discard(table.chain[0]))
         table.chain.clear()
+
+    def condemn(self, root: bytes) -> int:
+        """Forget everything cached under `root`, and let no block with content of it be used
+        again before it is scrubbed (`free_blocks`); how many entries that were."""
+        for free in self.free_blocks:
+            free.condemn(root)
+        roots = [one for one in self.cache.entries() if one.root == root and one.parent is None]
+        gone = [one for entry in roots for one in self.cache.discard(entry)]
+        self._reclaim(gone)
+        return len(gone)
 
     def alone(self, table: BlockTable) -> int:
         """Blocks of group 0 that would be available if `table` were freed."""
@@ -281,17 +300,17 @@ class BlockManager:
 
     def _append(self, table: BlockTable, group: int, count: int) -> None:
         for _ in range(count):
-            block = self._free[group].pop()
+            block = self.free_blocks[group].take(table.root)
             self._refs[group][block] = 1
             table.groups[group].append(block)
 
     def _take_loose(self, group: int, count: int) -> None:
         """Try to have `count` free blocks in a window group, taking idle ones from entries."""
-        loose, free = self._loose[group], self._free[group]
+        loose, free = self._loose[group], self.free_blocks[group]
         while len(free) < count and loose:
             block, entry = loose.popitem(last=False)
             entry.lose(group)
-            free.append(block)
+            free.give(block)
 
     def _drop(self, table: BlockTable, group: int, index: int) -> None:
         """One reference to a block of a window group goes."""
@@ -303,19 +322,19 @@ class BlockManager:
         if entry is not None and entry.blocks[group] == block:
             self._loose[group][block] = entry
         else:
-            self._free[group].append(block)
+            self.free_blocks[group].give(block)
 
     def _reclaim(self, gone: Iterable[CachedBlock]) -> None:
         """Free the blocks of entries that are no longer registered, unless somebody holds them."""
         for entry in gone:
             if not self._held(entry):
                 for group in self._full:
-                    self._free[group].append(entry.blocks[group])
+                    self.free_blocks[group].give(entry.blocks[group])
             for group, _ in self._windowed:
                 block = entry.blocks[group]
                 if block in self._loose[group]:
                     del self._loose[group][block]
-                    self._free[group].append(block)
+                    self.free_blocks[group].give(block)
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
         """Compare all books, given every table there is. Raises InternalError with the first
@@ -333,7 +352,7 @@ class BlockManager:
         idle = self._idle_blocks()
         for group, refs in enumerate(self._refs):
             free = [0] * len(refs)
-            for block in self._free[group]:
+            for block in self.free_blocks[group]:
                 free[block] += 1
             for block, count in enumerate(refs):
                 name = f"block {block} of group {group}"

@@ -1,12 +1,13 @@
 """One KV hand-off: who may write what, and until when. No I/O; the clock is passed in.
 
-The decode node sets blocks aside and gives a `Ticket`; the prefill node sends each missing block
-once as a *piece*. `Incoming` is the receiver's half, `Outgoing` the sender's.
+Whoever wants KV sets blocks aside and gives a `Ticket`; whoever computes it, or holds it, sends
+each missing block once as a *piece*. `Incoming` is the receiver's half, `Outgoing` the sender's.
 
 Rules for whoever edits this file: every change of phase goes through one of the two tables; what
 is not in the table cannot happen. Nothing may be written outside RECEIVING, also not the rest of
-a piece that has begun: a transport asks `Incoming.writable` before every single write, and whoever
-ends a transfer stops the transport before the blocks are given back to the rank.
+a piece that has begun: a transport asks `Incoming.may_write` before every single write, and whoever
+ends a transfer stops the transport before the blocks are given back to the rank. A sender may use
+several streams; a stream has one piece open at a time.
 
 ::
 
@@ -25,6 +26,7 @@ from core.kv.ticket import PieceKey, Ticket
 from core.types import BLOCK_TOKENS
 
 RENEWALS_PER_LEASE = 6
+MAX_STREAMS = 8
 
 
 class Phase(StrEnum):
@@ -77,30 +79,32 @@ class Refusal(StrEnum):
     """Bytes that are no message of ours."""
 
 
-class _Event(StrEnum):
+class Event(StrEnum):
+    """What moves either half; ARCHITECTURE.md says who brings each about."""
+
     OPEN = "open"
     COMPLETE = "complete"
     CLOSE = "close"
     FAIL = "fail"
 
 
-RECEIVING: dict[tuple[Phase, _Event], Phase] = {
-    (Phase.RESERVED, _Event.OPEN): Phase.RECEIVING,
-    (Phase.RESERVED, _Event.COMPLETE): Phase.READY,  # no block is missing
-    (Phase.RECEIVING, _Event.COMPLETE): Phase.READY,
-    (Phase.READY, _Event.CLOSE): Phase.DONE,
-    (Phase.RESERVED, _Event.FAIL): Phase.FAILED,
-    (Phase.RECEIVING, _Event.FAIL): Phase.FAILED,
-    (Phase.READY, _Event.FAIL): Phase.FAILED,
+RECEIVING: dict[tuple[Phase, Event], Phase] = {
+    (Phase.RESERVED, Event.OPEN): Phase.RECEIVING,
+    (Phase.RESERVED, Event.COMPLETE): Phase.READY,  # no block is missing
+    (Phase.RECEIVING, Event.COMPLETE): Phase.READY,
+    (Phase.READY, Event.CLOSE): Phase.DONE,
+    (Phase.RESERVED, Event.FAIL): Phase.FAILED,
+    (Phase.RECEIVING, Event.FAIL): Phase.FAILED,
+    (Phase.READY, Event.FAIL): Phase.FAILED,
 }
 
-SENDING: dict[tuple[SendPhase, _Event], SendPhase] = {
-    (SendPhase.OFFERED, _Event.OPEN): SendPhase.SENDING,
-    (SendPhase.SENDING, _Event.COMPLETE): SendPhase.SENT,
-    (SendPhase.SENT, _Event.CLOSE): SendPhase.DONE,
-    (SendPhase.OFFERED, _Event.FAIL): SendPhase.FAILED,
-    (SendPhase.SENDING, _Event.FAIL): SendPhase.FAILED,
-    (SendPhase.SENT, _Event.FAIL): SendPhase.FAILED,
+SENDING: dict[tuple[SendPhase, Event], SendPhase] = {
+    (SendPhase.OFFERED, Event.OPEN): SendPhase.SENDING,
+    (SendPhase.SENDING, Event.COMPLETE): SendPhase.SENT,
+    (SendPhase.SENT, Event.CLOSE): SendPhase.DONE,
+    (SendPhase.OFFERED, Event.FAIL): SendPhase.FAILED,
+    (SendPhase.SENDING, Event.FAIL): SendPhase.FAILED,
+    (SendPhase.SENT, Event.FAIL): SendPhase.FAILED,
 }
 
 
@@ -124,24 +128,35 @@ class Incoming:
             key: endpoint.block_bytes for endpoint in ticket.endpoints for key in endpoint.pieces()
         }
         self._missing = set(self._sizes)
-        self._open: PieceKey | None = None
+        self._open: set[PieceKey] = set()
+        self._streams = 0
+        self._ended_streams = 0
         self._first_byte_at: float | None = None
         self._last_byte_at: float | None = None
         if not self._missing:
-            self._move(_Event.COMPLETE)
+            self._move(Event.COMPLETE)
 
     @property
     def over(self) -> bool:
         return self.phase in (Phase.DONE, Phase.FAILED)
 
-    @property
-    def writable(self) -> bool:
-        """Whether bytes of the open piece may be written now."""
-        return self.phase is Phase.RECEIVING and self._open is not None
+    def may_write(self, key: PieceKey) -> bool:
+        """Whether bytes of a piece that has begun may be written now."""
+        return self.phase is Phase.RECEIVING and key in self._open
 
     @property
     def missing(self) -> int:
         return len(self._missing)
+
+    @property
+    def first_missing(self) -> int | None:
+        """The first block of the prompt that is not verified in all its pieces, also of a transfer
+        that has failed: a verified piece is never written again."""
+        return min((key.block for key in self._missing), default=None)
+
+    def size(self, key: PieceKey) -> int:
+        """Bytes of an expected piece."""
+        return self._sizes[key]
 
     @property
     def closed(self) -> Refusal:
@@ -162,16 +177,28 @@ class Incoming:
     def hello(self, ticket_id: str, generation: int, model: bytes, *, now: float) -> Refusal | None:
         """The sender presents its ticket; `model` is a `model_digest`."""
         self.tick(now)
-        known = hmac.compare_digest(ticket_id.encode(), self.ticket.id.encode())
-        same = hmac.compare_digest(model, self._model)
-        if not (known and same and generation == self.ticket.generation):
+        if not self._is_ours(ticket_id, generation, model):
             return Refusal.TICKET
         if self.phase is Phase.RECEIVING:
             return Refusal.TAKEN
         if self.phase is not Phase.RESERVED:
             return self.closed
-        self._move(_Event.OPEN)
+        self._move(Event.OPEN)
+        self._streams = 1
         self._renew(now)
+        return None
+
+    def join(self, ticket_id: str, generation: int, model: bytes, *, now: float) -> Refusal | None:
+        """A further stream of the sender whose hello was accepted. The ticket is proof enough: a
+        second sender with the same ticket has had its hello refused."""
+        self.tick(now)
+        if not self._is_ours(ticket_id, generation, model):
+            return Refusal.TICKET
+        if self.phase is not Phase.RECEIVING:
+            return self.closed
+        if self._streams == MAX_STREAMS or self._ended_streams:
+            return Refusal.TAKEN
+        self._streams += 1
         return None
 
     def begin(self, key: PieceKey, size: int, *, now: float) -> Refusal | None:
@@ -179,23 +206,23 @@ class Incoming:
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
             return self.closed
-        if self._open is not None or key not in self._missing or size != self._sizes[key]:
+        if key in self._open or key not in self._missing or size != self._sizes[key]:
             self.fail(Failure.PEER_LOST)
             return Refusal.PIECE
-        self._open = key
+        self._open.add(key)
         if self._first_byte_at is None:
             self._first_byte_at = now
         return None
 
-    def end_piece(self, *, intact: bool, now: float) -> Refusal | None:
-        """All bytes of the open piece are in place; `intact`: they match their checksum."""
+    def end_piece(self, key: PieceKey, *, intact: bool, now: float) -> Refusal | None:
+        """All bytes of an open piece are in place; `intact`: they match their checksum."""
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
             return self.closed
-        key, self._open = self._open, None
-        if key is None:
+        if key not in self._open:
             self.fail(Failure.PEER_LOST)
             return Refusal.PROTOCOL
+        self._open.remove(key)
         if not intact:
             self.fail(Failure.CHECKSUM)
             return Refusal.CHECKSUM
@@ -206,16 +233,21 @@ class Incoming:
         return None
 
     def end(self, computed_tokens: int, *, now: float) -> Refusal | None:
-        """The sender has sent everything; `computed_tokens` of the prompt were computed for it."""
+        """The sender has sent all on one of its streams, and computed `computed_tokens` of the
+        prompt for it. READY once it has said so on all of them."""
         self.tick(now)
         if self.phase is not Phase.RECEIVING:
             return self.closed
-        if self._missing or self._open is not None:
+        self._ended_streams += 1
+        if self._ended_streams < self._streams:
+            self._renew(now)
+            return None
+        if self._missing or self._open:
             self.fail(Failure.PEER_LOST)
             return Refusal.INCOMPLETE
         self.computed_tokens = computed_tokens
         self._renew(now)
-        self._move(_Event.COMPLETE)
+        self._move(Event.COMPLETE)
         return None
 
     def renew(self, *, now: float) -> Refusal | None:
@@ -235,21 +267,26 @@ class Incoming:
 
     def take(self) -> None:
         """READY → DONE: the blocks belong to the rank from now on."""
-        self._move(_Event.CLOSE)
+        self._move(Event.CLOSE)
 
     def fail(self, failure: Failure) -> bool:
         """End the transfer. False when it was over already."""
         if self.over:
             return False
-        self._open = None
+        self._open.clear()
         self.failure = failure
-        self._move(_Event.FAIL)
+        self._move(Event.FAIL)
         return True
+
+    def _is_ours(self, ticket_id: str, generation: int, model: bytes) -> bool:
+        known = hmac.compare_digest(ticket_id.encode(), self.ticket.id.encode())
+        same = hmac.compare_digest(model, self._model)
+        return known and same and generation == self.ticket.generation
 
     def _renew(self, now: float) -> None:
         self.expires_at = now + self.ticket.lease_s
 
-    def _move(self, event: _Event) -> None:
+    def _move(self, event: Event) -> None:
         following = RECEIVING.get((self.phase, event))
         if following is None:
             raise TransferFailed(f"a transfer that is {self.phase} cannot {event}")
@@ -286,7 +323,7 @@ class Outgoing:
         return len(self._waiting)
 
     def opened(self, *, now: float) -> None:
-        self._move(_Event.OPEN)
+        self._move(Event.OPEN)
         self._last_word_at = now
 
     def due(self, ready_tokens: int, *, complete: bool) -> list[PieceKey]:
@@ -316,10 +353,10 @@ class Outgoing:
         """Everything is on its way. Raises TransferFailed when pieces are left."""
         if self._waiting:
             raise TransferFailed(f"{len(self._waiting)} blocks were never sent")
-        self._move(_Event.COMPLETE)
+        self._move(Event.COMPLETE)
 
     def acknowledged(self) -> None:
-        self._move(_Event.CLOSE)
+        self._move(Event.CLOSE)
 
     def fail(self, failure: Failure) -> bool:
         """End the transfer. False when it was over already."""
@@ -327,10 +364,10 @@ class Outgoing:
             return False
         self.failure = failure
         self._waiting = []
-        self._move(_Event.FAIL)
+        self._move(Event.FAIL)
         return True
 
-    def _move(self, event: _Event) -> None:
+    def _move(self, event: Event) -> None:
         following = SENDING.get((self.phase, event))
         if following is None:
             raise TransferFailed(f"a transfer that is {self.phase} cannot {event}")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from core.errors import TransferFailed
 from core.kv.geometry import KVGeometry, KVGroup
 from core.kv.layout import Rectangle, Run, gather, rectangle
-from core.kv.ticket import Endpoint
-from core.kv.transports.base import BlockMemory
+from core.kv.ticket import Endpoint, Offer, PieceKey
+from core.kv.transports.base import BlockMemory, Piece, Span
 
 
 class PoolMemory:
@@ -20,6 +20,17 @@ class PoolMemory:
 
     def block(self, rank: int, group: int, block: int) -> memoryview:
         return self.ranks[rank].block(group, block)
+
+    def piece(self, key: PieceKey, block: int, runs: tuple[Run, ...]) -> Piece:
+        """The pool's block `block` as a receiver wants it: `runs` are those of its endpoint."""
+        return Piece(
+            key=key,
+            parts=self.parts(key.group, block, runs),
+            spans=tuple(
+                Span(run.rank, self.ranks[run.rank].start(key.group, block) + run.offset, run.size)
+                for run in runs
+            ),
+        )
 
     def parts(self, group: int, block: int, runs: tuple[Run, ...]) -> tuple[memoryview, ...]:
         """Views of what `runs_for` named, of one block."""
@@ -42,6 +53,15 @@ class PoolMemory:
         return gather(wanted, held)
 
     @property
+    def forgets(self) -> bool:
+        """Is there a group that keeps a window only?"""
+        return any(
+            group.window is not None
+            for memory in self.ranks.values()
+            for group in memory.geometry.groups[1:]
+        )
+
+    @property
     def geometries(self) -> dict[int, KVGeometry]:
         return {rank: memory.geometry for rank, memory in self.ranks.items()}
 
@@ -55,10 +75,13 @@ class PoolMemory:
 
 
 def endpoints(
-    geometries: Mapping[int, KVGeometry], address: str, fill: Sequence[Mapping[int, int]]
+    geometries: Mapping[int, KVGeometry],
+    address: str,
+    fill: Sequence[Mapping[int, int]],
+    offers: tuple[Offer, ...] = (),
 ) -> Iterator[Endpoint]:
-    """What each rank wants of each group, to be sent to `address`. `fill` is that of a
-    `Reserved`."""
+    """What each rank wants of each group, to be sent to `address` or by another of `offers`. `fill`
+    is that of a `Reserved`."""
     for index, blocks in enumerate(fill):
         for rank, geometry in sorted(geometries.items()):
             held = geometry.groups[index]
@@ -76,4 +99,5 @@ def endpoints(
                 dtype=held.dtype,
                 block_bytes=held.block_bytes,
                 blocks=tuple(sorted(blocks)),
+                offers=offers,
             )

@@ -21,8 +21,21 @@ class PieceKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A way in which a receiver can be served. `host` says on what machine `address` means
+    something, where it does not mean the same everywhere."""
+
+    kind: str
+    address: str
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What one rank wants of one KV group. `blocks`: indices of the prompt's missing blocks."""
+    """What one rank wants of one KV group. `blocks`: indices of the prompt's missing blocks.
+
+    `address` is the data socket; whoever gives no `offers` can only be reached there, over TCP.
+    """
 
     rank: int
     address: str
@@ -34,6 +47,7 @@ class Endpoint:
     blocks: tuple[int, ...]
     first_layer: int = 0
     first_head: int = 0
+    offers: tuple[Offer, ...] = ()
 
     def pieces(self) -> Iterable[PieceKey]:
         return (PieceKey(self.rank, self.group, index) for index in self.blocks)

@@ -81,6 +81,28 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What attempts took that were preempted. `prompt_read`: whole, so `computed_tokens`, the
+    prompt tokens that were computed for it, is final."""
+
+    prompt_read: bool = False
+    computed_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    transfer_s: float = 0.0
+    kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Where an answer of one choice stands that goes on elsewhere; see core.types.ResumePoint."""
+
+    token_ids: tuple[int, ...]
+    chars_sent: int
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Frames of one step of one choice. `cut`: a stop string ended it while the rank goes on.
     `last`: all choices have ended."""
@@ -97,6 +119,9 @@ class _Choice:
     def __init__(self, request: GenerateRequest, spec: SequenceSpec, text: Text) -> None:
         self.tokens = 0
         self.ended = False
+        self.token_ids = [*spec.output_ids]
+        self.chars_sent = 0
+        """Of the text as the model wrote it, calls and all."""
         self._index = spec.choice
         wanted = request.sampling
         self._writer = text.writer(wanted.stop, spec.stop_ids, min_tokens=wanted.min_tokens)
@@ -107,6 +132,7 @@ class _Choice:
         """What it was continued with is a whole answer already."""
         if spec.output_ids:  # a continued answer: its text up to here is known to the client
             self._skip = sum(p.chars_sent for p in request.resume if p.choice == spec.choice)
+            self.chars_sent = self._skip
             written = self._writer.push(spec.output_ids, None)
             self._carry = written.text
             self.tokens, self.ended_before = written.tokens, written.finish
@@ -118,6 +144,7 @@ class _Choice:
         written = self._writer.push(output.token_ids, output.finish, output.scores)
         text, calls = self._unsent(written.text, last=written.finish is not None)
         self.tokens = written.tokens
+        self.token_ids += written.token_ids
         frames = b""
         if text or calls or written.token_ids or written.logprobs:
             frames = encode_frame(
@@ -150,6 +177,7 @@ class _Choice:
         text, self._carry = self._carry + text, ""
         known, text = text[: self._skip], text[self._skip :]
         self._skip -= len(known)
+        self.chars_sent += len(text)
         if self._calls is None:
             return text, ()
         self._calls.push(known)
@@ -168,6 +196,7 @@ class Answer:
         text: Text,
         *,
         placed_at: float,
+        spent: Spent = Spent(),
     ) -> None:
         self.transfer = Transfer()
         self.queued_s = 0.0
@@ -175,6 +204,7 @@ class Answer:
         self._prompt = len(specs[0].token_ids)
         self._choices = [_Choice(request, spec, text) for spec in specs]
         self._placed_at = placed_at
+        self._spent = spent
         self._first_at: float | None = None
         self._computed_here = 0
 
@@ -186,7 +216,7 @@ class Answer:
             if reason is None:
                 return None
             frames += one.close(reason)
-        frames += encode_frame(self._done(now, now))
+        frames += encode_frame(self._done(now))
         return Chunk(frames=frames, delta=True, cut=False, last=True)
 
     def absorb(self, choice: int, output: TokenOutput, *, now: float) -> Chunk:
@@ -202,7 +232,7 @@ class Answer:
         self.delta_sent = self.delta_sent or delta
         last = all(each.ended for each in self._choices)
         if last:
-            frames += encode_frame(self._done(self._first_at, now))
+            frames += encode_frame(self._done(now))
         return Chunk(
             frames=frames,
             delta=delta,
@@ -210,23 +240,54 @@ class Answer:
             last=last,
         )
 
+    def left(self, *, computed_tokens: int, now: float) -> Left:
+        """Where the only choice stands. `computed_tokens` is what the rank computed of the prompt,
+        for a sequence without any output here."""
+        (choice,) = self._choices
+        if self._first_at is None:
+            self._computed_here = computed_tokens
+        timings = self._timings(now)
+        spent = Spent(
+            prompt_read=self._spent.prompt_read or self._first_at is not None,
+            computed_tokens=self._computed,
+            prefill_s=timings.prefill_s,
+            decode_s=timings.decode_s,
+            transfer_s=timings.transfer_s,
+            kv_bytes=timings.kv_bytes,
+        )
+        return Left(tuple(choice.token_ids), choice.chars_sent, spent)
+
     def fault(self, error: RequestError) -> bytes:
         """The frame that ends the stream irregularly."""
         return encode_frame(to_fault(error))
 
-    def _done(self, first_at: float, now: float) -> Done:
-        computed = self.transfer.computed_tokens + self._computed_here
+    @property
+    def _computed(self) -> int:
+        """Prompt tokens that somebody computed for this request, each once."""
+        here = self.transfer.computed_tokens + self._computed_here
+        spent = self._spent
+        return spent.computed_tokens if spent.prompt_read else max(here, spent.computed_tokens)
+
+    def _done(self, now: float) -> Done:
         return Done(
             usage=Usage(
                 prompt_tokens=self._prompt,
                 completion_tokens=sum(one.tokens for one in self._choices),
-                cached_tokens=max(0, self._prompt - computed),
+                cached_tokens=max(0, self._prompt - self._computed),
             ),
-            timings=Timings(
-                queue_s=self.queued_s,
-                prefill_s=first_at - self._placed_at,
-                decode_s=now - first_at,
-                transfer_s=self.transfer.seconds,
-                kv_bytes=self.transfer.bytes,
-            ),
+            timings=self._timings(now),
+        )
+
+    def _timings(self, now: float) -> Timings:
+        """Of all attempts together: what an answer waits for while it is read anew is decode."""
+        spent = self._spent
+        first_at = now if self._first_at is None else self._first_at
+        if spent.prompt_read:
+            first_at = self._placed_at
+        return Timings(
+            queue_s=self.queued_s,
+            prefill_s=spent.prefill_s + first_at - self._placed_at,
+            decode_s=spent.decode_s + now - first_at,
+            transfer_s=spent.transfer_s + self.transfer.seconds,
+            kv_bytes=spent.kv_bytes + self.transfer.bytes,
         )

@@ -9,8 +9,8 @@ from core.engine.messages import SequenceSpec
 from core.engine.plan import SequenceId
 from regional.node.answer import Answer
 from regional.node.pool import Pool
-from regional.node.prefill import Outbox
 from regional.node.receiving import Reservation
+from regional.node.seams import Outbox
 
 
 @dataclass(slots=True)
@@ -30,6 +30,8 @@ class Answering:
     others_begun: bool = False
     """The choices after the first run: they share its prompt through the prefix cache, so they
     wait until its blocks are there."""
+    bringing: asyncio.Task[None] | None = None
+    """What is not to be computed is on its way; the rank hears of the attempt after that."""
     reservation: Reservation | None = None
     cached_tokens: int = 0
     ticket_given: bool = False

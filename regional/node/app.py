@@ -16,15 +16,14 @@ from core import log as logs
 from core.config import Limits, Model, Node, Scripted, World
 from core.engine.messages import RankConfig, ScriptedConfig
 from core.errors import ConfigError, NodeLost
-from core.kv.transports.fan import FanCarrier
-from core.kv.transports.tcp import TcpLanding
-from core.kv.transports.tcp_send import TcpCarrier
+from core.kv.transports.ways import Ways, check
 from core.models.numbers import check_plan
 from core.models.source import resolve_source
 from core.parallel import ONE_HOST, Hosts, refusal
 from core.release import release
 from core.text.model import TextModel, load_text
 from core.types import BLOCK_TOKENS
+from regional.node.bandwidth import Bandwidth, MeasuredCarrier
 from regional.node.front import Front
 from regional.node.hosts import outpost
 from regional.node.hosts.messages import Rank
@@ -32,12 +31,14 @@ from regional.node.hosts.outposts import Outposts, RemoteHost
 from regional.node.hosts.rendezvous import hosts_of
 from regional.node.identity import Identity
 from regional.node.pool import Pool
-from regional.node.prefill import Sending
 from regional.node.rank_link import PATIENCE, RANK_COMMAND, Loaded, Patience, RankLink
 from regional.node.ranks import Ranks, agree
 from regional.node.receiving import OwnHost, Receiving
-from regional.node.session import RouterSession
+from regional.node.seams import Sending
+from regional.node.sessions import RouterSessions
 from regional.node.stopping import Stopping
+from regional.node.tiers.node_tiers import NodeTiers
+from regional.node.tiers.opening import NO_TIERS, TierSetup, open_tiers, tier_setup
 
 log = logging.getLogger("skerry.node")
 
@@ -56,10 +57,11 @@ class NodeSetup:
     limits: Limits
     secret: bytes
     source: Path
-    router: str
+    routers: tuple[str, ...]
     rank_command: Sequence[str] = RANK_COMMAND
     patience: Patience = PATIENCE
     hosts: Hosts = ONE_HOST
+    tiers: TierSetup = NO_TIERS
 
 
 def run_node(world: World, name: str) -> int:
@@ -72,13 +74,14 @@ def run_node(world: World, name: str) -> int:
         limits=world.topology.limits,
         secret=world.secret("region"),
         source=resolve_source(world.model_source(node.model)),
-        router=region.grpc,
+        routers=tuple(router.grpc for _, router in region.doors),
         hosts=hosts_of(
             node,
             os.environ,
             world.secret("region"),
             trusted=world.topology.routing.network_trusted,
         ),
+        tiers=tier_setup(world, node),
     )
     return asyncio.run(serve(setup))
 
@@ -97,7 +100,9 @@ async def serve(setup: NodeSetup) -> int:
     )
     try:
         if setup.hosts.index:
-            return await outpost.run(setup.node.name, setup.hosts, ranks, stop)
+            return await outpost.run(
+                setup.node.name, setup.hosts, ranks, stop, setup.node.transports
+            )
         try:
             all_ = await stop.unless_stopped(_loaded(loading, ranks, outposts))
         except NodeLost as error:
@@ -135,18 +140,19 @@ async def _serve(
         *outposts.ranks,
     ]
     ready = [one.ready for one in everyone]
-    try:
-        landing = TcpLanding.listen(setup.node.host, time.monotonic)
-    except OSError as error:
-        raise ConfigError(f"host {setup.node.host!r}: cannot listen: {error}") from error
-    own = outpost.own_hosts(plan, loaded, landing)
+    ways = Ways(setup.node.host, setup.node.transports, clock=time.monotonic)
+    own = outpost.own_hosts(plan, loaded, ways.landing)
+    tiers: NodeTiers | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
+            bandwidth = Bandwidth()
             pools = [
                 _pool(number, setup, ranks.links[plan.leader(number)], own[number],
-                      outposts.of_pool(plan, number))
+                      outposts.of_pool(plan, number), ways, bandwidth)
                 for number in range(plan.dp_attention)
             ]  # fmt: skip
+            fingerprint = ready[0].fingerprint
+            tiers = await open_tiers(setup.tiers, pools, fingerprint, lambda one: front.tell(one))
             front = Front(
                 context=min(text.context_limit, *(one.context for one in ready)),
                 vocab_size=min(text.vocab_size, *(one.vocab_size for one in ready)),
@@ -154,22 +160,30 @@ async def _serve(
                 pools=pools,
                 clock=time.monotonic,
                 tasks=tasks,
+                tiers=tiers,
             )
             for number in range(plan.dp_attention):
                 leader = ranks.links[plan.leader(number)]
                 leader.attach(partial(front.rank_said, number))
-            identity = Identity(setup.node, setup.secret, plan, everyone, release=release())
-            session = RouterSession(
-                setup.router,
-                front,
-                join=identity.join,
-                heartbeat=lambda: identity.heartbeat(front),
+            identity = Identity(
+                setup.node, setup.secret, plan, everyone, tiers=tiers, release=release()
             )
-            running = tasks.create_task(session.run(), name="session")
-            status = await _until_the_end(front, session, _first(ranks, outposts), stop)
+            sessions = RouterSessions(
+                setup.routers,
+                front,
+                pools=plan.dp_attention,
+                join=identity.join,
+                heartbeat=lambda: identity.heartbeat(front, bandwidth.bytes_per_s),
+            )
+            running = tasks.create_task(sessions.run(), name="sessions")
+            keeping = tasks.create_task(tiers.run(), name="tiers")
+            status = await _until_the_end(front, sessions, _first(ranks, outposts), stop)
             running.cancel()
+            keeping.cancel()
     finally:
-        landing.close()
+        ways.close()
+        if tiers is not None:
+            await tiers.close()
     return status
 
 
@@ -185,10 +199,16 @@ async def _first(ranks: Ranks, outposts: Outposts) -> NodeLost:
 
 
 def _pool(
-    number: int, setup: NodeSetup, leader: RankLink, own: OwnHost, others: Sequence[RemoteHost]
+    number: int,
+    setup: NodeSetup,
+    leader: RankLink,
+    own: OwnHost,
+    others: Sequence[RemoteHost],
+    ways: Ways,
+    bandwidth: Bandwidth,
 ) -> Pool:
     """One data-parallel rank's pool, spread over its ranks."""
-    carrier = FanCarrier(TcpCarrier())
+    carrier = MeasuredCarrier(ways.carrier(own.memory), bandwidth, time.monotonic)
     return Pool(
         number,
         leader,
@@ -198,7 +218,7 @@ def _pool(
 
 
 async def _until_the_end(
-    front: Front, session: RouterSession, ends: Coroutine[Any, Any, NodeLost], stop: Stopping
+    front: Front, sessions: RouterSessions, ends: Coroutine[Any, Any, NodeLost], stop: Stopping
 ) -> int:
     """Wait for a stop signal or the end of a rank, and take leave accordingly."""
     lost = asyncio.create_task(ends)
@@ -209,7 +229,7 @@ async def _until_the_end(
         await asyncio.wait({lost, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not lost.done():
             front.drain(DRAIN_GRACE_S)
-            session.beat()
+            sessions.beat()
             idle = asyncio.create_task(front.idle.wait())
             await asyncio.wait(
                 {lost, hurried, idle},
@@ -220,9 +240,9 @@ async def _until_the_end(
             error = lost.result()
             log.error("%s", error)
             front.fail_all(error)
-            await session.leave("a rank died", timeout_s=GOODBYE_S)
+            await sessions.leave("a rank died", timeout_s=GOODBYE_S)
             return EXIT_RANK_LOST
-        await session.leave("stopped", timeout_s=GOODBYE_S)
+        await sessions.leave("stopped", timeout_s=GOODBYE_S)
         return 0
     finally:
         for task in (lost, asked, hurried, idle):
@@ -232,6 +252,7 @@ async def _until_the_end(
 
 def _check_plan(setup: NodeSetup) -> None:
     """Before a weight is read. Raises ConfigError."""
+    check(setup.node.transports)
     plan, model = setup.node.parallel, setup.model
     if model.engine == "scripted":
         why = refusal(plan, (model.scripted or Scripted()).numbers)
@@ -253,6 +274,8 @@ def rank_config(setup: NodeSetup, script: ScriptedConfig | None) -> RankConfig:
         context=model.context,
         dtype=node.dtype,
         device=node.device,
+        gpus=node.gpus,
+        depth=2 if node.device == "cuda" else 1,  # a GPU is to have its next step already
         threads=node.threads,
         kv_blocks=-(-node.kv_tokens // BLOCK_TOKENS),
         max_sequences=node.max_sequences,

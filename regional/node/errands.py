@@ -1,19 +1,53 @@
-"""The prefills that this node computes for others: one task each, and who may end them."""
+"""What this node does for others: prompts that it reads, cached KV that it sends. Each is a task;
+here is who may end it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
-from core.engine.messages import PrefillProgress
+from core.engine.lending_messages import Held
+from core.engine.messages import (
+    PrefillProgress,
+)
 from core.engine.plan import SequenceId
-from core.errors import InternalError, RequestError, TransferFailed
+from core.errors import InternalError, RequestError
 from regional.node import wire
-from regional.node.prefill import Outbox, PrefillJob
+from regional.node.seams import Outbox
 from regional.pb import node_pb2 as pb
 
 log = logging.getLogger("skerry.node")
+
+
+class Job(Protocol):
+    """One errand of one attempt. `ended_by`: the error to report when it is ended from outside."""
+
+    attempt_id: str
+    sequence: SequenceId
+    ended_by: RequestError | None
+    sent_bytes: int
+
+    @property
+    def outbox(self) -> Outbox: ...
+
+    @property
+    def namespace(self) -> str:
+        """Whose prompt it is about."""
+        ...
+
+    def stage(self, error: RequestError) -> str:
+        """Where `error` happened, as pb.Failed says it."""
+        ...
+
+    def tell(self, news: PrefillProgress | Held | RequestError) -> None:
+        """What the rank says about `sequence`."""
+        ...
+
+    async def run(self, deadline_s: float) -> pb.NodeMessage:
+        """To its end; what to report. Raises RequestError. Nothing is left of it in the rank."""
+        ...
 
 
 class Errands:
@@ -23,26 +57,26 @@ class Errands:
         self.sent_bytes = 0
         self._tasks = tasks
         self._ended = ended
-        self._running: dict[SequenceId, tuple[PrefillJob, asyncio.Task[None]]] = {}
+        self._running: dict[SequenceId, tuple[Job, asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def begin(self, job: PrefillJob, deadline_s: float) -> None:
+    def begin(self, job: Job, deadline_s: float) -> None:
         if job.sequence in self._running:
-            log.warning("prefill %s was sent twice; the second is ignored", job.attempt_id)
+            log.warning("errand %s was sent twice; the second is ignored", job.sequence)
             return
-        task = self._tasks.create_task(self._run(job, deadline_s), name=f"prefill-{job.attempt_id}")
+        task = self._tasks.create_task(self._run(job, deadline_s), name=f"errand-{job.sequence}")
         self._running[job.sequence] = job, task
         task.add_done_callback(lambda _: self._over(job))
 
-    def tell(self, sequence: SequenceId, news: PrefillProgress | RequestError) -> None:
+    def tell(self, sequence: SequenceId, news: PrefillProgress | Held | RequestError) -> None:
         """What the rank says about a sequence, if it is one of ours."""
         if sequence in self._running:
             self._running[sequence][0].tell(news)
 
     def abort(self, attempt_id: str) -> None:
-        """End an errand and say nothing about it."""
+        """End the errands of an attempt and say nothing about it."""
         self._end(lambda job: job.attempt_id == attempt_id, None)
 
     def session_closed(self, outbox: Outbox) -> None:
@@ -51,25 +85,31 @@ class Errands:
     def fail_all(self, error: RequestError) -> None:
         self._end(lambda job: True, error)
 
-    def _end(self, which: Callable[[PrefillJob], bool], error: RequestError | None) -> None:
-        for job, task in list(self._running.values()):
-            if which(job):
+    def end_namespace(self, namespace: str, error: RequestError) -> int:
+        """End what is done for a namespace: how much that was."""
+        return self._end(lambda job: job.namespace == namespace, error)
+
+    def _end(self, which: Callable[[Job], bool], error: RequestError | None) -> int:
+        ended = [(job, task) for job, task in self._running.values() if which(job)]
+        for job, task in ended:
+            if not task.cancelling():  # a second time would disturb the cleaning up
                 job.ended_by = error
                 task.cancel()
+        return len(ended)
 
-    async def _run(self, job: PrefillJob, deadline_s: float) -> None:
+    async def _run(self, job: Job, deadline_s: float) -> None:
         try:
             done = await job.run(deadline_s)
         except RequestError as error:
             self._report(job, error)
         except Exception:
             # A fault in one errand must not end the node.
-            log.exception("prefill %s: a fault of ours", job.attempt_id)
-            self._report(job, InternalError("the prefill node failed"))
+            log.exception("errand %s: a fault of ours", job.sequence)
+            self._report(job, InternalError("the errand failed on its node"))
         else:
-            job.outbox.send(pb.NodeMessage(prefill_done=done))
+            job.outbox.send(done)
 
-    def _over(self, job: PrefillJob) -> None:
+    def _over(self, job: Job) -> None:
         """Also for a task that was cancelled before it began."""
         _, task = self._running.pop(job.sequence)
         self.sent_bytes += job.sent_bytes
@@ -77,6 +117,5 @@ class Errands:
             self._report(job, job.ended_by)
         self._ended()
 
-    def _report(self, job: PrefillJob, error: RequestError) -> None:
-        stage = "transfer" if isinstance(error, TransferFailed) else "prefill"
-        job.outbox.send(wire.failed(job.attempt_id, stage, error))
+    def _report(self, job: Job, error: RequestError) -> None:
+        job.outbox.send(wire.failed(job.attempt_id, job.stage(error), error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Sequence
 
 from core.config import Node
@@ -13,6 +14,7 @@ from core.parallel import Plan
 from core.types import BLOCK_TOKENS, WIRE_VERSION
 from regional.node.front import Front
 from regional.node.hosts.messages import Rank
+from regional.node.tiers.node_tiers import NodeTiers
 from regional.pb import node_pb2 as pb
 
 
@@ -20,7 +22,14 @@ class Identity:
     """One life of a node: the epoch is new with each."""
 
     def __init__(
-        self, node: Node, secret: bytes, plan: Plan, ranks: Sequence[Rank], *, release: str
+        self,
+        node: Node,
+        secret: bytes,
+        plan: Plan,
+        ranks: Sequence[Rank],
+        *,
+        tiers: NodeTiers,
+        release: str,
     ) -> None:
         """`ranks`: all of `plan`, in order, wherever they are."""
         self._node = node
@@ -29,8 +38,10 @@ class Identity:
         self._ranks = ranks
         self._ready = ranks[0].ready
         self._release = release
+        self._tiers = tiers
         self._epoch = secrets.token_hex(8)
         self._beats = itertools.count(1)
+        self._began = time.monotonic()
 
     def join(self) -> pb.NodeMessage:
         ready = self._ready
@@ -42,6 +53,7 @@ class Identity:
             blocks=ready.geometry.blocks[0],
             prefill_tokens_per_s=ready.prefill_tokens_per_s,
             decode_tokens_per_s=ready.decode_tokens_per_s,
+            tier_blocks=self._tiers.blocks,
         )
         return pb.NodeMessage(
             join=pb.Join(
@@ -57,6 +69,7 @@ class Identity:
                 pid=os.getpid(),
                 pools=self._plan.dp_attention,
                 plan=str(self._plan),
+                age_s=time.monotonic() - self._began,
                 ranks=[
                     pb.Rank(rank=one.rank, pid=one.pid, part=part_of(one.ready))
                     for one in self._ranks
@@ -64,7 +77,7 @@ class Identity:
             )
         )
 
-    def heartbeat(self, front: Front) -> pb.NodeMessage:
+    def heartbeat(self, front: Front, kv_bytes_per_s: float) -> pb.NodeMessage:
         stats = front.stats
         return pb.NodeMessage(
             heartbeat=pb.Heartbeat(
@@ -89,6 +102,9 @@ class Identity:
                 kv_bytes_sent=front.kv_bytes_sent,
                 kv_bytes_received=front.kv_bytes_received,
                 draining=front.draining,
+                kv_bytes_per_s=kv_bytes_per_s,
+                tier_bytes_per_s=self._tiers.bytes_per_s,
+                tiers=self._tiers.status(),
             )
         )
 

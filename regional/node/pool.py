@@ -8,8 +8,8 @@ import msgspec
 
 from core.engine.messages import Abort, EngineStats
 from regional.node.cache_log import CacheLog
-from regional.node.prefill import Rank, Sending
 from regional.node.receiving import Receiving
+from regional.node.seams import Rank, Sending
 
 _NO_STATS = EngineStats(
     running=0, waiting=0, blocks_used=0, blocks_cached=0, blocks_total=0,
@@ -23,6 +23,7 @@ class Pool:
     """`number` is the data-parallel rank; a node has one pool for each."""
 
     def __init__(self, number: int, rank: Rank, sending: Sending, receiving: Receiving) -> None:
+        self.number = number
         self.rank = rank
         self.sending = sending
         self.receiving = receiving

@@ -3,93 +3,81 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
+from core.engine.lending_messages import Held
 from core.engine.messages import (
     Abort,
     Command,
     Prefill,
     PrefillProgress,
     Release,
-    SequenceSpec,
 )
 from core.engine.plan import SequenceId
-from core.errors import DeadlineExceeded, RequestError
+from core.errors import DeadlineExceeded, RequestError, TransferFailed
 from core.kv.handoff import Failure, Outgoing
 from core.kv.layout import Run
-from core.kv.shards import PoolMemory
 from core.kv.ticket import PieceKey, Ticket
-from core.kv.transports.base import Carrier, Piece, Shipment
+from core.kv.transports.base import Piece, Shipment
+from regional.node.imports import Imports, Want
+from regional.node.seams import Outbox, Sending
 from regional.pb import node_pb2 as pb
 
 
-class Rank(Protocol):
-    """Takes commands: the link to the rank that schedules a pool, or a rank of the test's own."""
-
-    def send(self, command: Command) -> None: ...
-
-
-class Outbox(Protocol):
-    """One session with a router. What is sent after its end is dropped."""
-
-    def send(self, message: pb.NodeMessage) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """What the errands of a pool share. `model` is a `core.kv.ticket.model_digest`."""
-
-    rank: Rank
-    memory: PoolMemory
-    carrier: Carrier
-    model: bytes
-    clock: Callable[[], float]
-
-
 class PrefillJob:
-    """One attempt. `run` sends and returns; `fail` ends it from outside with an error to report."""
+    """One attempt: an `errands.Job`. `run` sends and returns. What `imports` can bring of the
+    prompt is not computed."""
 
-    def __init__(
-        self, node: Sending, attempt_id: str, outbox: Outbox, spec: SequenceSpec, ticket: Ticket
-    ) -> None:
-        self.attempt_id = attempt_id
-        self.outbox = outbox
-        self.sequence = SequenceId(f"{attempt_id}:prefill")
+    def __init__(self, imports: Imports, want: Want, ticket: Ticket) -> None:
+        self.attempt_id = want.attempt_id
+        self.sequence = SequenceId(f"{want.attempt_id}:prefill")
         self.ended_by: RequestError | None = None
         self.sent_bytes = 0
-        self._node = node
-        self._spec = spec
+        self._imports = imports
+        self._want = want
+        self._node: Sending = want.pool.sending
         self._ticket = ticket
         self._runs: dict[tuple[int, int], tuple[Run, ...]] = {}
         """Where the blocks of each endpoint, by its rank and group, are gathered from."""
         self._mailbox: asyncio.Queue[PrefillProgress | RequestError] = asyncio.Queue()
 
-    def tell(self, news: PrefillProgress | RequestError) -> None:
-        """Progress of the rank, or the end of the sequence there."""
-        self._mailbox.put_nowait(news)
+    @property
+    def outbox(self) -> Outbox:
+        return self._want.outbox
 
-    async def run(self, deadline_s: float) -> pb.PrefillDone:
+    @property
+    def namespace(self) -> str:
+        return self._want.spec.namespace
+
+    def stage(self, error: RequestError) -> str:
+        return "transfer" if isinstance(error, TransferFailed) else "prefill"
+
+    def tell(self, news: PrefillProgress | Held | RequestError) -> None:
+        """Progress of the rank, or the end of the sequence there."""
+        if not isinstance(news, Held):
+            self._mailbox.put_nowait(news)
+
+    async def run(self, deadline_s: float) -> pb.NodeMessage:
         """Raises RequestError. However it ends, the rank's blocks are free afterwards."""
         if self._ticket.empty:  # the receiver holds everything: nothing to compute for it
-            return pb.PrefillDone(
-                attempt_id=self.attempt_id, cached_tokens=len(self._spec.token_ids) - 1
-            )
+            cached = len(self._want.spec.token_ids) - 1
+            done = pb.PrefillDone(attempt_id=self.attempt_id, cached_tokens=cached)
+            return pb.NodeMessage(prefill_done=done)
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._compute_and_send()
+                return pb.NodeMessage(prefill_done=await self._compute_and_send())
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed during the prefill") from error
 
     async def _compute_and_send(self) -> pb.PrefillDone:
         started = self._node.clock()
-        prompt_tokens = len(self._spec.token_ids) + len(self._spec.output_ids)
+        spec = self._want.spec
+        prompt_tokens = len(spec.token_ids) + len(spec.output_ids)
         for endpoint in self._ticket.endpoints:
             runs = self._node.memory.runs_for(endpoint)
             self._runs[endpoint.rank, endpoint.group] = runs
         outgoing = Outgoing(self._ticket, prompt_tokens=prompt_tokens, now=started)
-        self._node.rank.send(Prefill(self.sequence, self._spec))
+        # The ticket is presented, and its lease renewed, while what others hold is brought here.
+        bringing = self._imports.before(self._want, lambda _: self._compute())
         ending: Command = Abort(self.sequence)
         try:
             shipment = await self._node.carrier.open(self._ticket, self._node.model, self.tell)
@@ -104,6 +92,8 @@ class PrefillJob:
         finally:
             outgoing.fail(Failure.ABORTED)
             self.sent_bytes = outgoing.sent_bytes
+            if bringing is not None:
+                bringing.cancel()
             self._node.rank.send(ending)
         return pb.PrefillDone(
             attempt_id=self.attempt_id,
@@ -112,6 +102,9 @@ class PrefillJob:
             kv_bytes=outgoing.sent_bytes,
             seconds=self._node.clock() - started,
         )
+
+    def _compute(self) -> None:
+        self._node.rank.send(Prefill(self.sequence, self._want.spec))
 
     async def _ship(self, outgoing: Outgoing, shipment: Shipment) -> PrefillProgress:
         """Send blocks as they become ready; returns with the last progress."""
@@ -142,5 +135,4 @@ class PrefillJob:
 
     def _piece(self, key: PieceKey, progress: PrefillProgress) -> Piece:
         block = progress.blocks[key.group][key.block]
-        runs = self._runs[key.rank, key.group]
-        return Piece(key=key, parts=self._node.memory.parts(key.group, block, runs))
+        return self._node.memory.piece(key, block, self._runs[key.rank, key.group])

@@ -42,18 +42,18 @@ log = logging.getLogger("skerry.node")
 
 RANK_COMMAND = (sys.executable, "-m", "core.engine.rank")
 _READ_BYTES = 256 << 10
-_EXIT_GRACE_S = 2.0
-"""A rank that has closed its socket, or was told to stop, gets this long before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a rank may say nothing at all; `look_s` is how often that is looked at. While it
-    loads it speaks at each hundredth of its weights, which may come from a slow disk."""
+    loads it speaks at each hundredth of its weights, which may come from a slow disk. One that has
+    closed its socket, or was told to stop, gets `exit_s` before it is killed."""
 
     loading_s: float = 300.0
     serving_s: float = 10.0
     look_s: float = 1.0
+    exit_s: float = 2.0
 
 
 PATIENCE = Patience()
@@ -61,10 +61,12 @@ PATIENCE = Patience()
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A rank that serves, and the KV memory that it shares."""
+    """A rank that serves, and the KV memory that it shares. `descriptor`: of that memory, open as
+    long as the link."""
 
     ready: Ready
     memory: mmap.mmap
+    descriptor: int
 
 
 class RankLink:
@@ -173,7 +175,7 @@ class RankLink:
     async def close(self) -> None:
         """Ask the rank to stop, then make it. Returns when the process is gone."""
         self.send(Shutdown())
-        await asyncio.wait([self._watch], timeout=_EXIT_GRACE_S)
+        await asyncio.wait([self._watch], timeout=self._patience.exit_s)
         self._hang_up()
         await self._watch
 
@@ -227,10 +229,7 @@ class RankLink:
             memory = attach(self._descriptor, ready.geometry.pool_bytes)
         except (OSError, ValueError) as error:
             raise NodeLost(f"its KV memory cannot be mapped: {error}") from error
-        finally:
-            os.close(self._descriptor)
-            self._descriptor = None
-        self._loaded.set_result(Loaded(ready=ready, memory=memory))
+        self._loaded.set_result(Loaded(ready, memory, self._descriptor))
 
     def _writable(self) -> None:
         self._loop.remove_writer(self._sock)
@@ -260,13 +259,13 @@ class RankLink:
         hung_up = asyncio.create_task(self._hung_up.wait())
         try:
             await asyncio.wait({process_end, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({process_end}, timeout=_EXIT_GRACE_S)
+            await asyncio.wait({process_end}, timeout=self._patience.exit_s)
             if not process_end.done():
                 self.kill()
             status = self.status = await process_end
         finally:
             hung_up.cancel()
-        await asyncio.wait([self._relay], timeout=_EXIT_GRACE_S)
+        await asyncio.wait([self._relay], timeout=self._patience.exit_s)
         self._relay.cancel()
         self._listening.cancel()
         self._hang_up()

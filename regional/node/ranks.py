@@ -66,6 +66,7 @@ class Ranks:
                 one = msgspec.structs.replace(
                     config,
                     rank=rank,
+                    local_rank=rank - hosts.ranks(plan).start,
                     master_addr=hosts.address,
                     master_port=meeting.getsockname()[1] if meeting else hosts.port,
                     master_fd=meeting.fileno() if first and meeting else -1,

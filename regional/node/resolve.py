@@ -8,7 +8,7 @@ import msgspec
 
 from core.engine.messages import SequenceSpec
 from core.errors import ContextLengthExceeded, InvalidRequest
-from core.types import GenerateRequest
+from core.types import GenerateRequest, Sampling
 
 
 def sequence_specs(
@@ -19,8 +19,10 @@ def sequence_specs(
     vocab_size: int,
     end_ids: frozenset[int],
     deadline_s: float | None = None,
+    move_min_tokens: int = 0,
 ) -> tuple[SequenceSpec, ...]:
     """One for each choice. `end_ids`: the model's own end tokens; `deadline_s`: the time left.
+    `move_min_tokens`: from so many lost tokens on, a preempted one goes on elsewhere.
     Raises InvalidRequest, ContextLengthExceeded.
 
     The router has refused what does not fit before; a node that is reached by a faulty router
@@ -70,9 +72,17 @@ def sequence_specs(
         logprobs=sampling.logprobs,
         grammar=request.grammar,
         deadline_s=deadline_s,
+        move_min_tokens=move_min_tokens if _movable(sampling) else 0,
     )
     written = {point.choice: point.token_ids for point in request.resume}
     return tuple(
         msgspec.structs.replace(first, choice=choice, output_ids=written.get(choice, ()))
         for choice in range(sampling.n)
     )
+
+
+def _movable(sampling: Sampling) -> bool:
+    """Can an answer go on at another node in mid-text? Choices share the blocks of their prompt, so
+    one that is preempted finds them again here; and log probabilities that wait for the end of a
+    character or of a possible stop string are not to be had from the tokens."""
+    return sampling.n == 1 and sampling.logprobs is None

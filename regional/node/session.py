@@ -14,7 +14,8 @@ import grpc
 from core.errors import Forbidden, VersionSkew
 from core.types import WIRE_VERSION
 from regional import rpc
-from regional.node.prefill import Outbox
+from regional.node.ledger import Account, Ledger
+from regional.node.seams import Outbox
 from regional.pb import node_pb2 as pb
 
 log = logging.getLogger("skerry.node")
@@ -22,6 +23,8 @@ log = logging.getLogger("skerry.node")
 WELCOME_TIMEOUT_S = 10.0
 BEATS = 4
 """Heartbeats in the time in which the router expects one: what it shows of us is that fresh."""
+LEAST_BEAT_S = 0.02
+"""Between two heartbeats, whatever changes."""
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 REJECTED_RETRY_S = 15.0
@@ -52,7 +55,8 @@ class _Ended(Exception):
 class _Outbox:
     """What waits to be written to one session; nothing is taken once it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._queue: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
         self.overflow = asyncio.Event()
         self._unsent = 0
@@ -68,6 +72,7 @@ class _Outbox:
             self.overflow.set()
             return
         self._unsent += 1
+        self._account.said(message)
         self.written.clear()
         self._queue.put_nowait(message)
 
@@ -81,8 +86,9 @@ class _Outbox:
 
 
 class RouterSession:
-    """One router. `join` and `heartbeat` make the messages of those names; `run` does not return
-    before `leave`. After each end of a session the user has aborted all that came through it."""
+    """One router. `join` and `heartbeat` make the messages of those names, the latter without what
+    other routers have under way here; `run` does not return before `leave`. After each end of a
+    session the user has aborted all that came through it."""
 
     def __init__(
         self,
@@ -91,8 +97,12 @@ class RouterSession:
         *,
         join: Callable[[], pb.NodeMessage],
         heartbeat: Callable[[], pb.NodeMessage],
+        ledger: Ledger,
     ) -> None:
         self._address = address
+        self._ledger = ledger
+        self.account: Account | None = None
+        """What this router has under way here, while there is a session."""
         self._user = user
         self._join = join
         self._heartbeat = heartbeat
@@ -195,15 +205,16 @@ class RouterSession:
     async def _serve(
         self, call: grpc.aio.StreamStreamCall[object, object], heartbeat_s: float
     ) -> _Ended:
-        outbox = self._outbox = _Outbox()
+        account = self.account = self._ledger.open()
+        outbox = self._outbox = _Outbox(account)
         self._call = call
         self._user.session_opened(outbox)
         works = [
             asyncio.ensure_future(one)
             for one in (
-                self._read(call, outbox),
+                self._read(call, outbox, account),
                 self._write(call, outbox),
-                self._beat(outbox, heartbeat_s),
+                self._beat(outbox, account, heartbeat_s),
                 outbox.overflow.wait(),
             )
         ]
@@ -212,8 +223,9 @@ class RouterSession:
         finally:
             outbox.closed = True
             outbox.over.set()
-            self._outbox = self._call = None
+            self._outbox = self._call = self.account = None
             self._user.session_closed(outbox)
+            account.close()
             for one in works:
                 one.cancel()
             outcomes = await asyncio.gather(*works, return_exceptions=True)
@@ -222,8 +234,14 @@ class RouterSession:
                 raise outcome
         return _Ended("it does not read what we say" if outbox.overflow.is_set() else "it hung up")
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[object, object], outbox: _Outbox) -> None:
+    async def _read(
+        self,
+        call: grpc.aio.StreamStreamCall[object, object],
+        outbox: _Outbox,
+        account: Account,
+    ) -> None:
         while isinstance(message := await call.read(), pb.RouterMessage):
+            account.heard(message)
             self._user.handle(message, outbox)
 
     async def _write(
@@ -233,10 +251,13 @@ class RouterSession:
             await call.write(await outbox.next())
             outbox.note_written()
 
-    async def _beat(self, outbox: _Outbox, heartbeat_s: float) -> None:
+    async def _beat(self, outbox: _Outbox, account: Account, heartbeat_s: float) -> None:
         while True:
             self._beat_now.clear()
-            outbox.send(self._heartbeat())
+            message = self._heartbeat()
+            message.heartbeat.others.extend(self._ledger.others(account))
+            outbox.send(message)
+            await asyncio.sleep(LEAST_BEAT_S)
             try:
                 async with asyncio.timeout(heartbeat_s / BEATS):
                     await self._beat_now.wait()

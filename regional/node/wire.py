@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 import msgspec
 
 from core.errors import InvalidRequest, RequestError
-from core.kv.ticket import Endpoint, Ticket
+from core.kv.ticket import Endpoint, Offer, Ticket
 from core.types import GenerateRequest
+from regional.node.answer import Left, Spent
 from regional.pb import node_pb2 as pb
 
 _request = msgspec.msgpack.Decoder(GenerateRequest)
+_SPENT = tuple(one.name for one in fields(Spent))
+"""Named alike here and there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,10 @@ class Work:
     request: GenerateRequest
     token_ids: tuple[int, ...]
     deadline_s: float
+    move_min_tokens: int
+    spent: Spent
+    pull_tokens: int
+    pull_s: float
 
 
 def work(message: pb.Work) -> Work:
@@ -29,7 +36,15 @@ def work(message: pb.Work) -> Work:
         request = _request.decode(message.request)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the request does not decode: {error}") from error
-    return Work(request=request, token_ids=tuple(message.token_ids), deadline_s=message.deadline_s)
+    return Work(
+        request=request,
+        token_ids=tuple(message.token_ids),
+        deadline_s=message.deadline_s,
+        move_min_tokens=message.move_min_tokens,
+        pull_tokens=message.pull_tokens,
+        pull_s=message.pull_s,
+        spent=Spent(**{name: getattr(message.spent, name) for name in _SPENT}),
+    )
 
 
 def ticket(message: pb.Ticket) -> Ticket:
@@ -49,6 +64,7 @@ def ticket(message: pb.Ticket) -> Ticket:
                 dtype=one.dtype,
                 block_bytes=one.block_bytes,
                 blocks=tuple(one.blocks),
+                offers=tuple(Offer(o.kind, o.address, o.host) for o in one.offers),
             )
             for one in message.endpoints
         ),
@@ -72,6 +88,7 @@ def ticket_message(value: Ticket) -> pb.Ticket:
                 dtype=one.dtype,
                 block_bytes=one.block_bytes,
                 blocks=one.blocks,
+                offers=[pb.Offer(kind=o.kind, address=o.address, host=o.host) for o in one.offers],
             )
             for one in value.endpoints
         ],
@@ -84,6 +101,12 @@ def reserved(attempt_id: str, ticket: pb.Ticket, cached_tokens: int) -> pb.NodeM
     )
 
 
+def pulling(attempt_id: str, ticket: pb.Ticket, cached_tokens: int) -> pb.NodeMessage:
+    return pb.NodeMessage(
+        pulling=pb.Pulling(attempt_id=attempt_id, ticket=ticket, cached_tokens=cached_tokens)
+    )
+
+
 def failed(attempt_id: str, stage: str, error: RequestError) -> pb.NodeMessage:
     return pb.NodeMessage(
         failed=pb.Failed(
@@ -92,5 +115,16 @@ def failed(attempt_id: str, stage: str, error: RequestError) -> pb.NodeMessage:
             code=error.code,
             message=error.message,
             retryable=error.retryable,
+        )
+    )
+
+
+def preempted(attempt_id: str, left: Left) -> pb.NodeMessage:
+    return pb.NodeMessage(
+        preempted=pb.Preempted(
+            attempt_id=attempt_id,
+            token_ids=left.token_ids,
+            chars_sent=left.chars_sent,
+            spent=pb.Spent(**asdict(left.spent)),
         )
     )

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "reserved", "failed", "prefill_done", "step_output", "cache_events", "leaving")
+    __slots__ = ("join", "heartbeat", "reserved", "failed", "prefill_done", "step_output", "cache_events", "leaving", "preempted", "pulling", "sent", "purged")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,10 @@ class NodeMessage(_message.Message):
     STEP_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    PULLING_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     reserved: Reserved
@@ -24,10 +28,14 @@ class NodeMessage(_message.Message):
     step_output: StepOutput
     cache_events: CacheEvents
     leaving: Leaving
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., step_output: _Optional[_Union[StepOutput, _Mapping]] = ..., cache_events: _Optional[_Union[CacheEvents, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    preempted: Preempted
+    pulling: Pulling
+    sent: Sent
+    purged: Purged
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., step_output: _Optional[_Union[StepOutput, _Mapping]] = ..., cache_events: _Optional[_Union[CacheEvents, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., pulling: _Optional[_Union[Pulling, _Mapping]] = ..., sent: _Optional[_Union[Sent, _Mapping]] = ..., purged: _Optional[_Union[Purged, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("wire", "name", "epoch", "role", "secret", "release", "models", "max_sequences", "max_step_tokens", "pid", "pools", "plan", "ranks")
+    __slots__ = ("wire", "name", "epoch", "role", "secret", "release", "models", "max_sequences", "max_step_tokens", "pid", "pools", "plan", "ranks", "age_s")
     WIRE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +49,7 @@ class Join(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     wire: int
     name: str
     epoch: str
@@ -54,7 +63,8 @@ class Join(_message.Message):
     pools: int
     plan: str
     ranks: _containers.RepeatedCompositeFieldContainer[Rank]
-    def __init__(self, wire: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[str] = ..., role: _Optional[str] = ..., secret: _Optional[str] = ..., release: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelOffer, _Mapping]]] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., pools: _Optional[int] = ..., plan: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ...) -> None: ...
+    age_s: float
+    def __init__(self, wire: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[str] = ..., role: _Optional[str] = ..., secret: _Optional[str] = ..., release: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelOffer, _Mapping]]] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., pools: _Optional[int] = ..., plan: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("rank", "pid", "part")
@@ -67,7 +77,7 @@ class Rank(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
 
 class ModelOffer(_message.Message):
-    __slots__ = ("name", "fingerprint", "context", "kv_bytes_per_token", "blocks", "prefill_tokens_per_s", "decode_tokens_per_s")
+    __slots__ = ("name", "fingerprint", "context", "kv_bytes_per_token", "blocks", "prefill_tokens_per_s", "decode_tokens_per_s", "tier_blocks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +85,7 @@ class ModelOffer(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: bytes
     context: int
@@ -82,10 +93,11 @@ class ModelOffer(_message.Message):
     blocks: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., context: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ...) -> None: ...
+    tier_blocks: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., context: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., tier_blocks: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "running", "waiting", "blocks_used", "blocks_cached", "prefill_backlog_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "preemptions", "kv_bytes_sent", "kv_bytes_received", "draining", "drafted_tokens", "accepted_tokens", "rank_bytes_sent", "rank_bytes_least", "pipeline_bubble", "stage_seconds")
+    __slots__ = ("sequence", "running", "waiting", "blocks_used", "blocks_cached", "prefill_backlog_tokens", "prefill_tokens_per_s", "decode_tokens_per_s", "generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "preemptions", "kv_bytes_sent", "kv_bytes_received", "draining", "drafted_tokens", "accepted_tokens", "rank_bytes_sent", "rank_bytes_least", "pipeline_bubble", "stage_seconds", "kv_bytes_per_s", "others", "tier_bytes_per_s", "tiers")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +119,10 @@ class Heartbeat(_message.Message):
     RANK_BYTES_LEAST_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_BUBBLE_FIELD_NUMBER: _ClassVar[int]
     STAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    TIER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     running: int
     waiting: int
@@ -128,7 +144,49 @@ class Heartbeat(_message.Message):
     rank_bytes_least: int
     pipeline_bubble: float
     stage_seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., prefill_backlog_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., draining: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., rank_bytes_sent: _Optional[int] = ..., rank_bytes_least: _Optional[int] = ..., pipeline_bubble: _Optional[float] = ..., stage_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    kv_bytes_per_s: float
+    others: _containers.RepeatedCompositeFieldContainer[PoolWork]
+    tier_bytes_per_s: float
+    tiers: _containers.RepeatedCompositeFieldContainer[Tier]
+    def __init__(self, sequence: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., prefill_backlog_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., draining: _Optional[bool] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., rank_bytes_sent: _Optional[int] = ..., rank_bytes_least: _Optional[int] = ..., pipeline_bubble: _Optional[float] = ..., stage_seconds: _Optional[_Iterable[float]] = ..., kv_bytes_per_s: _Optional[float] = ..., others: _Optional[_Iterable[_Union[PoolWork, _Mapping]]] = ..., tier_bytes_per_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ...) -> None: ...
+
+class Tier(_message.Message):
+    __slots__ = ("kind", "off", "blocks", "places", "written", "loaded", "evicted", "refused", "damaged", "foreign", "failed")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    off: str
+    blocks: int
+    places: int
+    written: int
+    loaded: int
+    evicted: int
+    refused: int
+    damaged: int
+    foreign: int
+    failed: int
+    def __init__(self, kind: _Optional[str] = ..., off: _Optional[str] = ..., blocks: _Optional[int] = ..., places: _Optional[int] = ..., written: _Optional[int] = ..., loaded: _Optional[int] = ..., evicted: _Optional[int] = ..., refused: _Optional[int] = ..., damaged: _Optional[int] = ..., foreign: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class PoolWork(_message.Message):
+    __slots__ = ("prefills", "prefill_tokens", "sequences", "answer_tokens")
+    PREFILLS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prefills: int
+    prefill_tokens: int
+    sequences: int
+    answer_tokens: int
+    def __init__(self, prefills: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("attempt_id", "ticket", "cached_tokens")
@@ -153,7 +211,7 @@ class Ticket(_message.Message):
     def __init__(self, id: _Optional[str] = ..., generation: _Optional[int] = ..., lease_s: _Optional[float] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("rank", "address", "group", "first_layer", "layers", "first_head", "heads", "dtype", "block_bytes", "blocks")
+    __slots__ = ("rank", "address", "group", "first_layer", "layers", "first_head", "heads", "dtype", "block_bytes", "blocks", "offers")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +222,7 @@ class Endpoint(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     group: int
@@ -174,7 +233,42 @@ class Endpoint(_message.Message):
     dtype: str
     block_bytes: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., group: _Optional[int] = ..., first_layer: _Optional[int] = ..., layers: _Optional[int] = ..., first_head: _Optional[int] = ..., heads: _Optional[int] = ..., dtype: _Optional[str] = ..., block_bytes: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    offers: _containers.RepeatedCompositeFieldContainer[Offer]
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., group: _Optional[int] = ..., first_layer: _Optional[int] = ..., layers: _Optional[int] = ..., first_head: _Optional[int] = ..., heads: _Optional[int] = ..., dtype: _Optional[str] = ..., block_bytes: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("kind", "address", "host")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    address: str
+    host: str
+    def __init__(self, kind: _Optional[str] = ..., address: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+
+class Pulling(_message.Message):
+    __slots__ = ("attempt_id", "ticket", "cached_tokens")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    ticket: Ticket
+    cached_tokens: int
+    def __init__(self, attempt_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Sent(_message.Message):
+    __slots__ = ("attempt_id", "tokens", "lacking_tokens", "kv_bytes", "seconds")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LACKING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    tokens: int
+    lacking_tokens: int
+    kv_bytes: int
+    seconds: float
+    def __init__(self, attempt_id: _Optional[str] = ..., tokens: _Optional[int] = ..., lacking_tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
     __slots__ = ("attempt_id", "computed_tokens", "cached_tokens", "kv_bytes", "seconds")
@@ -204,6 +298,34 @@ class Failed(_message.Message):
     retryable: bool
     def __init__(self, attempt_id: _Optional[str] = ..., stage: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
+class Preempted(_message.Message):
+    __slots__ = ("attempt_id", "token_ids", "chars_sent", "spent")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHARS_SENT_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    chars_sent: int
+    spent: Spent
+    def __init__(self, attempt_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., chars_sent: _Optional[int] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ...) -> None: ...
+
+class Spent(_message.Message):
+    __slots__ = ("prompt_read", "computed_tokens", "prefill_s", "decode_s", "transfer_s", "kv_bytes")
+    PROMPT_READ_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    prompt_read: bool
+    computed_tokens: int
+    prefill_s: float
+    decode_s: float
+    transfer_s: float
+    kv_bytes: int
+    def __init__(self, prompt_read: _Optional[bool] = ..., computed_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
+
 class StepOutput(_message.Message):
     __slots__ = ("sequences",)
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -223,18 +345,20 @@ class SequenceOutput(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., frames: _Optional[bytes] = ..., delta: _Optional[bool] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class CacheEvents(_message.Message):
-    __slots__ = ("sequence", "snapshot", "stored", "evicted", "pool")
+    __slots__ = ("sequence", "snapshot", "stored", "evicted", "pool", "tier")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     snapshot: bool
     stored: bytes
     evicted: bytes
     pool: int
-    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ..., pool: _Optional[int] = ...) -> None: ...
+    tier: int
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ..., pool: _Optional[int] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)
@@ -242,8 +366,26 @@ class Leaving(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class Purged(_message.Message):
+    __slots__ = ("id", "error", "requests", "cached_blocks", "scrubbed_blocks", "host_blocks", "disk_blocks")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SCRUBBED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    error: str
+    requests: int
+    cached_blocks: int
+    scrubbed_blocks: int
+    host_blocks: int
+    disk_blocks: int
+    def __init__(self, id: _Optional[str] = ..., error: _Optional[str] = ..., requests: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., scrubbed_blocks: _Optional[int] = ..., host_blocks: _Optional[int] = ..., disk_blocks: _Optional[int] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "reserve", "prefill", "start", "abort", "drain")
+    __slots__ = ("welcome", "rejected", "reserve", "prefill", "start", "abort", "drain", "recount", "send", "proceed", "purge")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +393,10 @@ class RouterMessage(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RECOUNT_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    PROCEED_FIELD_NUMBER: _ClassVar[int]
+    PURGE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     reserve: Reserve
@@ -258,7 +404,11 @@ class RouterMessage(_message.Message):
     start: Start
     abort: Abort
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    recount: Recount
+    send: Send
+    proceed: Proceed
+    purge: Purge
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., recount: _Optional[_Union[Recount, _Mapping]] = ..., send: _Optional[_Union[Send, _Mapping]] = ..., proceed: _Optional[_Union[Proceed, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("wire", "heartbeat_s")
@@ -277,14 +427,28 @@ class Rejected(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request", "token_ids", "deadline_s")
+    __slots__ = ("request", "token_ids", "deadline_s", "move_min_tokens", "spent", "compute_tokens", "answer_tokens", "sequences", "pull_tokens", "pull_s")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    MOVE_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PULL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PULL_S_FIELD_NUMBER: _ClassVar[int]
     request: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     deadline_s: float
-    def __init__(self, request: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    move_min_tokens: int
+    spent: Spent
+    compute_tokens: int
+    answer_tokens: int
+    sequences: int
+    pull_tokens: int
+    pull_s: float
+    def __init__(self, request: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., move_min_tokens: _Optional[int] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ..., compute_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., pull_tokens: _Optional[int] = ..., pull_s: _Optional[float] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("attempt_id", "work", "pool")
@@ -308,6 +472,26 @@ class Prefill(_message.Message):
     pool: int
     def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., pool: _Optional[int] = ...) -> None: ...
 
+class Send(_message.Message):
+    __slots__ = ("attempt_id", "work", "ticket", "pool", "tokens")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    work: Work
+    ticket: Ticket
+    pool: int
+    tokens: int
+    def __init__(self, attempt_id: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., pool: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Proceed(_message.Message):
+    __slots__ = ("attempt_id",)
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
+
 class Start(_message.Message):
     __slots__ = ("attempt_id", "work", "queued_s", "pool")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +511,18 @@ class Abort(_message.Message):
     attempt_id: str
     reason: str
     def __init__(self, attempt_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Recount(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Purge(_message.Message):
+    __slots__ = ("id", "namespace")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    namespace: str
+    def __init__(self, id: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("grace_s",)

@@ -177,6 +177,16 @@ class FakeNode:
         )
         self.say(pb.NodeMessage(failed=failed))
 
+    def preempted(self, attempt_id: str, token_ids: bytes, chars_sent: int, computed: int) -> None:
+        spent = pb.Spent(prompt_read=True, computed_tokens=computed, decode_s=2.5)
+        self.say(
+            pb.NodeMessage(
+                preempted=pb.Preempted(
+                    attempt_id=attempt_id, token_ids=token_ids, chars_sent=chars_sent, spent=spent
+                )
+            )
+        )
+
     def output(self, attempt_id: str, *events: Event) -> None:
         """One step's output for one sequence."""
         sequence = pb.SequenceOutput(

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from core.config import World, parse
-from core.events import Delta, Done, Event, Finish, event_decoder
+from core.events import Accepted, Delta, Done, Event, Finish, Moved, Placing, event_decoder
 from core.types import (
     FinishReason,
     GenerateRequest,
@@ -194,10 +194,12 @@ class Here:
 
 
 class Stream:
-    """An answer as it comes."""
+    """An answer as it comes. `placings`: what Accepted and Moved told of what was weighed, which
+    the events here come without."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self.answer = answer
+        self.placings: list[Placing] = []
         self._decoder = event_decoder()
         self._events: list[Event] = []
 
@@ -206,16 +208,23 @@ class Stream:
             while not self._events:
                 data = await self.answer.content.readany()
                 assert data, "the stream ended"
-                self._events += self._decoder.feed(data)
+                self._take(data)
         return self._events.pop(0)
 
     async def rest(self) -> list[Event]:
         async with asyncio.timeout(40):
             while data := await self.answer.content.readany():
-                self._events += self._decoder.feed(data)
+                self._take(data)
         assert self._decoder.pending == 0
         rest, self._events = self._events, []
         return rest
+
+    def _take(self, data: bytes) -> None:
+        for event in self._decoder.feed(data):
+            if isinstance(event, Accepted | Moved) and event.placing:
+                self.placings.append(event.placing)
+                event = msgspec.structs.replace(event, placing=msgspec.UNSET)
+            self._events.append(event)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from core.errors import NoCapacity, NodeLost, RequestError, TransferFailed
 from core.types import NodeName, PoolId
 from regional.attempt import MAX_TRIES, Again, Attempt, Failure, Send, Side, after
 from regional.cluster import Work
+from regional.costs import PullPlan
 from regional.pb import node_pb2 as pb
 from regional.placement import Placement, Reason
 from tests.regional.fakes import ask
@@ -110,3 +111,55 @@ def test_work_is_given_back_exactly_once() -> None:
         both.release()
         reading.release()
     assert (work.prefills, work.prefill_tokens, work.sequences, work.answer_tokens) == (0, 0, 0, 0)
+
+
+# ---------------------------------------------------------------- a pull beside it
+
+S = PoolId(NodeName("s"), 3)
+PLAN = PullPlan(S, first=2, count=4, patience_s=0.7)
+PULLING = pb.Pulling(attempt_id="r.1", ticket=pb.Ticket(id="for the pull"))
+
+
+def puller(prefill: PoolId | None = None) -> Attempt:
+    placement = Placement(prefill, D, Reason.COMBINED, compute_tokens=3, cached_tokens=0, pull=PLAN)
+    return Attempt("r.1", placement, ask(), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(("prefill", "reader"), [(None, "decode"), (P, "prefill")])
+def test_a_reader_pulls_what_the_plan_says(prefill: PoolId | None, reader: str) -> None:
+    one = puller(prefill)
+    sends = one.begin(deadline_s=1, queued_s=0)
+    if prefill is not None:
+        assert not sends[0].message.reserve.work.pull_tokens, "it is the reader that pulls"
+        sends = one.reserved(RESERVED, deadline_s=1)
+    body = sends[0].message.start if prefill is None else sends[0].message.prefill
+    assert (body.work.pull_tokens, body.work.pull_s) == (96, 0.7)
+    (send,) = one.pulling(PULLING, deadline_s=1)
+    assert send.to is Side.SOURCE
+    assert (send.message.send.tokens, send.message.send.pool) == (96, 3)
+    assert send.message.send.ticket.id == "for the pull"
+    assert not send.message.send.work.pull_tokens
+    assert one.pulling(PULLING, deadline_s=1) == []  # said twice
+    assert one.sent(pb.Sent(attempt_id="r.1", tokens=96)) == []
+    assert kinds(one.abort("failed"))[-1] == ("decode", "abort")
+    assert ("source", "abort") not in kinds(one.abort("failed"))
+    assert kinds(one.pulling(PULLING, deadline_s=1)) == [(reader, "proceed")]
+
+
+@pytest.mark.parametrize("prefill", [None, P])
+def test_a_source_that_fails_holds_nobody_up(prefill: PoolId | None) -> None:
+    reader = "decode" if prefill is None else "prefill"
+    early = puller(prefill)
+    assert early.source_over() == []  # nobody waits for it yet
+    assert kinds(early.pulling(PULLING, deadline_s=1)) == [(reader, "proceed")]
+    late = puller(prefill)
+    late.pulling(PULLING, deadline_s=1)
+    assert ("source", "abort") in kinds(late.abort("client_gone"))
+    assert kinds(late.source_over()) == [(reader, "proceed")]
+    assert late.source_over() == []
+    assert not late.over
+    short = puller(prefill)
+    short.pulling(PULLING, deadline_s=1)
+    assert kinds(short.sent(pb.Sent(tokens=32, lacking_tokens=64))) == [(reader, "proceed")]
+    unasked = attempt(prefill)
+    assert kinds(unasked.pulling(PULLING, deadline_s=1)) == [(reader, "proceed")]

@@ -83,6 +83,29 @@ FROM_NODE = {
             sequence=5, snapshot=True, stored=b"s" * 16, evicted=b"e" * 16
         )
     ),
+    "pulling": pb.NodeMessage(
+        pulling=pb.Pulling(attempt_id="r.1", ticket=TICKET, cached_tokens=16)
+    ),
+    "sent": pb.NodeMessage(
+        sent=pb.Sent(
+            attempt_id="r.1", tokens=32, lacking_tokens=16, kv_bytes=3, seconds=0.5
+        )
+    ),
+    "purged": pb.NodeMessage(
+        purged=pb.Purged(
+            id="1", error="e", requests=1, cached_blocks=2, scrubbed_blocks=3, host_blocks=4,
+            disk_blocks=5,
+        )
+    ),
+    "preempted": pb.NodeMessage(
+        preempted=pb.Preempted(
+            attempt_id="r.1", token_ids=[1, 300], chars_sent=4,
+            spent=pb.Spent(
+                prompt_read=True, computed_tokens=5, prefill_s=0.5, decode_s=1.5,
+                transfer_s=0.25, kv_bytes=6,
+            ),
+        )
+    ),
     "leaving": pb.NodeMessage(leaving=pb.Leaving(reason="drained")),
 }  # fmt: skip
 
@@ -93,6 +116,12 @@ FROM_ROUTER = {
     "prefill": pb.RouterMessage(prefill=pb.Prefill(attempt_id="r.1", work=WORK, ticket=TICKET)),
     "start": pb.RouterMessage(start=pb.Start(attempt_id="r.1", work=WORK, queued_s=0.25)),
     "abort": pb.RouterMessage(abort=pb.Abort(attempt_id="r.1", reason="client_gone")),
+    "send": pb.RouterMessage(
+        send=pb.Send(attempt_id="r.1", work=WORK, ticket=TICKET, pool=1, tokens=48)
+    ),
+    "recount": pb.RouterMessage(recount=pb.Recount()),
+    "proceed": pb.RouterMessage(proceed=pb.Proceed(attempt_id="r.1")),
+    "purge": pb.RouterMessage(purge=pb.Purge(id="1", namespace="n")),
     "drain": pb.RouterMessage(drain=pb.Drain(grace_s=10.0)),
 }
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.types import NodeName, PoolId
-from regional.kv_index import KvIndex
+from regional.kv_index import BELOW, MEMORY, Held, KvIndex
 
 A, B = PoolId(NodeName("a")), PoolId(NodeName("a"), 1)
 CHAIN = [bytes([n]) * 16 for n in range(12)]
@@ -97,3 +97,55 @@ def test_it_is_bounded_and_takes_whole_hashes_only() -> None:
     assert fed(index, 3, CHAIN[:5], snapshot=True)
     assert not fed(index, 4, [b"short"])
     assert index.size(A) == 0
+
+
+_tiers = st.sampled_from([MEMORY, BELOW])
+_told = st.tuples(st.sampled_from([A, B]), _tiers, st.booleans(), _some, _some)
+
+
+@given(st.lists(_told, max_size=16), st.integers(0, len(CHAIN)))
+def test_runs_over_all_pools_and_tiers_equal_a_plain_model(
+    events: list[tuple[PoolId, int, bool, list[bytes], list[bytes]]], length: int
+) -> None:
+    index = KvIndex()
+    plain: dict[tuple[PoolId, int], set[bytes]] = {}
+    numbers: dict[tuple[PoolId, int], int] = {}
+    for pool in (A, B):
+        index.join(pool, limit=len(CHAIN), below=len(CHAIN))
+    for pool, tier, snapshot, stored, evicted in events:
+        key = pool, tier
+        numbers[key] = numbers.get(key, 0) + 1
+        known = index.apply(
+            pool,
+            sequence=numbers[key],
+            snapshot=snapshot,
+            stored=b"".join(stored),
+            evicted=b"".join(evicted),
+            tier=tier,
+        )
+        assert known == (snapshot or key in plain)
+        if known:
+            before = set() if snapshot else plain[key]
+            plain[key] = (before - set(evicted)) | set(stored)
+    chain = CHAIN[:length]
+    expected = {}
+    for pool in (A, B):
+        memory, lower = plain.get((pool, MEMORY), set()), plain.get((pool, BELOW), set())
+        run = next((n for n, one in enumerate(chain) if one not in memory | lower), length)
+        if run:
+            expected[pool] = Held(run, sum(one not in memory for one in chain[:run]))
+    assert index.overlaps(chain) == expected
+    everything = set().union(*plain.values())
+    assert index.blocks == len(everything)
+    assert all(index.holds(one) == (one in everything) for one in CHAIN)
+    index.leave(A)
+    index.leave(B)
+    assert index.blocks == 0
+
+
+def test_a_tier_that_was_not_offered_holds_nothing() -> None:
+    index = KvIndex()
+    index.join(A, limit=100)
+    told = {"stored": b"".join(CHAIN), "evicted": b""}
+    assert not index.apply(A, sequence=1, snapshot=True, tier=BELOW, **told)
+    assert index.overlaps(CHAIN) == {}

@@ -179,7 +179,7 @@ def test_a_router_that_was_frozen_does_not_blame_its_nodes(tmp_path: Path) -> No
     """What they said while it stood still is read before any of them is called lost."""
 
     async def test() -> None:
-        async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.5) as here:
+        async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.3) as here:
             node = await here.joined("d1", "decode")
 
             async def beat() -> None:
@@ -190,8 +190,8 @@ def test_a_router_that_was_frozen_does_not_blame_its_nodes(tmp_path: Path) -> No
             beating = asyncio.create_task(beat())
             try:
                 await asyncio.sleep(0.3)
-                time.sleep(3.0)  # the router's loop stands still, and the node's with it
-                await asyncio.sleep(1.0)
+                time.sleep(1.5)  # the router's loop stands still, and the node's with it
+                await asyncio.sleep(0.6)
                 assert _joined(here) == ["d1"]
                 assert not node.over.is_set()
             finally:

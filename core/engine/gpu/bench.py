@@ -26,9 +26,10 @@ from core.engine.gpu.stepper import DeviceStepper, Launched
 from core.engine.pending import MOST_AHEAD
 from core.engine.plan import Row, SampleSpec, SequenceId, StepPlan
 from core.engine.stepper import kv_geometry
-from core.models.builder import build
+from core.errors import InternalError
 from core.models.config import ModelConfig
 from core.models.quantised import Encoding, StoredTensor
+from core.models.stage import whole_stage
 from core.types import BLOCK_TOKENS
 from kernels.ops import Ops
 
@@ -139,10 +140,8 @@ def measure(
     geometry = kv_geometry(config, dtype, most * each)
     shared = mmap.mmap(-1, geometry.pool_bytes)
     device.pin(torch.frombuffer(shared, dtype=torch.uint8))
-    decoder = build(RandomWeights(config), ops=ops)
-    stepper = DeviceStepper(
-        decoder, geometry, shared, device, most=most, context=context + steps + 8
-    )
+    stage = whole_stage(RandomWeights(config), ops)
+    stepper = DeviceStepper(stage, geometry, shared, device, most=most, context=context + steps + 8)
     for batch in batches:
         seconds = _steps(stepper, batch, each, context, steps)
         yield Decoded(batch, seconds, step_bytes(config, batch, context + steps // 2))
@@ -167,10 +166,11 @@ def _steps(stepper: DeviceStepper, batch: int, each: int, context: int, steps: i
 
     for step in range(3):
         stepper.land(stepper.launch(plan(step)))
-    stepper.capture(idle=True)
+    if not stepper.capture(batch):
+        raise InternalError(f"a step of {batch} rows cannot be captured")
     given: list[Launched] = []
     for step in range(3, 3 + steps):
-        given.append(stepper.launch(plan(step)))
+        given.append(stepper.launch(plan(step), batch))
         if len(given) > MOST_AHEAD - 1:
             stepper.land(given[-MOST_AHEAD])
     stepper.land(given[-1])

@@ -18,11 +18,15 @@ from core.errors import ConfigError, InternalError
 class CudaDevice:
     """`core.engine.gpu.device.Device`; make it on the thread that gives everything."""
 
-    def __init__(self) -> None:
-        """Raises ConfigError without a GPU."""
+    def __init__(self, index: int = 0) -> None:
+        """The machine's `index`-th GPU. Raises ConfigError where it has none of that number."""
         if not torch.cuda.is_available():
             raise ConfigError("device 'cuda': PyTorch finds no CUDA device on this machine")
-        self.where = torch.device("cuda", torch.cuda.current_device())
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise ConfigError(f"CUDA device {index} is wanted, and this machine has {count}")
+        torch.cuda.set_device(index)
+        self.where = torch.device("cuda", index)
         self._compute = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]  # torch has no types here
         self._out = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]  # torch has no types here
         self._in = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]  # torch has no types here
@@ -57,7 +61,6 @@ class CudaDevice:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """All graphs share one pool of memory: they are replayed one after another. Other threads
         may use the driver meanwhile, such as those that wait for marks."""
-        run()  # whatever is compiled or chosen at first use, is before it is captured
         self._compute.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(

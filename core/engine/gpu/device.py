@@ -50,8 +50,9 @@ class Device(Protocol):
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run it, then keep what it gave to the device: the result gives it again, on the same
-        memory. Raises RuntimeError when it cannot be kept."""
+        """Keep what `run` gives to the device instead of giving it: the result does that, as often
+        as it is called, on the same memory. It has run before. Raises RuntimeError when it cannot
+        be kept."""
         ...
 
 
@@ -76,7 +77,6 @@ class HostDevice:
         return nullcontext()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        run()
         return run
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 from core.models.config import ModelConfig
@@ -10,7 +12,9 @@ from kernels.triton.rehearse import rehearse as rehearse_kernels
 
 
 def rehearse(model: ModelConfig, dtype: torch.dtype, where: torch.device) -> None:
-    with torch.inference_mode():
+    # Kernels are launched on a thread's own device, and this thread is new.
+    here = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
+    with here, torch.inference_mode():
         rehearse_kernels(sizes_of(model), dtype, where)
 
 

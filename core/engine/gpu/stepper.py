@@ -1,9 +1,11 @@
-"""A whole model on a device that runs behind its host.
+"""A model, or a rank's part of one, on a device that runs behind its host.
 
 A step is given to the device without waiting for the one before: tokens that follow it are taken
 from where it leaves them, and its ids come to the host when they are there. Steps that need the
 host in between (grammars, penalties, log probabilities, guesses) wait for those before and use the
 host's sampler. Both give the same tokens.
+
+Of a plan's ranks each has a stepper, and all are given the same in the same order.
 """
 
 from __future__ import annotations
@@ -18,19 +20,31 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from core.engine import batch, sampler
+from core.engine import batch, sampler, sampler_split
 from core.engine.gpu.device import Device, Mark
-from core.engine.gpu.graphs import GraphSizes
 from core.engine.gpu.inputs import GIVEN, DecodeInputs, Staging, mixed
 from core.engine.gpu.pool import DevicePool, Mirror
-from core.engine.gpu.sampler import UNSOUND, choose, numbers, plain, random_rows
+from core.engine.gpu.sampler import (
+    UNSOUND,
+    choose,
+    choose_together,
+    numbers,
+    plain,
+    random_rows,
+)
 from core.engine.grammar import Filled, Masks
 from core.engine.pending import MOST_AHEAD, Pending
 from core.engine.plan import Row, RowResult, SequenceId, StepPlan, StepResult
+from core.engine.process_groups import Groups
+from core.engine.sampler import greedy
+from core.engine.sampler_split import Vocabulary
+from core.engine.shard_stepper import least_bytes
 from core.engine.stepper import in_order, layers_of, results_of, sound, specs_of
 from core.kv.geometry import KVGeometry
 from core.kv.pool import KVPool
-from core.models.decoder import Decoder
+from core.models.parallel import split
+from core.models.stage import Stage
+from kernels.draw import Draw, draw_by_sorting
 
 _log = logging.getLogger("skerry.engine")
 _LOST = "the step before gave no token"
@@ -51,54 +65,91 @@ class Launched:
     result: StepResult | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`sent`: bytes that a replay sends to other ranks."""
+
+    replay: Callable[[], None]
+    sent: int
+
+
 class DeviceStepper:
     """`launch`, `arrive` and `capture` belong to one thread, `land` to any. `most`: sequences that
-    are sampled in one step."""
+    are sampled in one step. `busy_s`: how long the device has computed steps that have landed."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        stage: Stage,
         geometry: KVGeometry,
         shared: mmap.mmap,
         device: Device,
         *,
         most: int,
         context: int,
+        groups: Groups | None = None,
         masks: Masks | None = None,
+        draw: Draw = draw_by_sorting,
     ) -> None:
-        where, vocabulary = device.where, decoder.config.vocab_size
-        self.decoder = decoder
+        where, shard = device.where, stage.shard
+        self.stage = stage
         self.pool = DevicePool(geometry, where)
+        self.busy_s = 0.0
         self._device = device
+        self._groups = groups = groups if groups is not None else Groups()
         self._most = most
         self._masks = masks
+        self._draw = draw
         self._mirror = Mirror(self.pool, KVPool(geometry, shared), device)
-        self._kv = layers_of(self.pool, decoder.config)
+        self._kv = layers_of(self.pool, stage.config, shard.layers)
         self._staging = Staging(device)
         self._drawn = torch.zeros(MOST_AHEAD * most, dtype=torch.int64, device=where)
         self._inputs = DecodeInputs(geometry, most, context, self._drawn, self._staging)
-        self._logits = torch.empty((most, vocabulary), dtype=torch.float32, device=where)
+        self._hidden = None if shard.embeds else stage.empty(most).zero_()
+        self._out = stage.empty(most)
+        if shard.predicts:
+            logits = (most, len(shard.vocabulary))
+            self._out = torch.empty(logits, dtype=torch.float32, device=where)
+        shards = split(stage.config.vocab_size, groups.tensor.size)
+        self._vocabulary = Vocabulary(shards, groups.tensor)
+        self._host_vocabulary = Vocabulary(shards, groups.host)
         self._heard = [device.pinned(most, torch.int64) for _ in range(MOST_AHEAD + 1)]
-        self._sizes = GraphSizes(most)
-        self._graphs: dict[int, Callable[[], None]] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._least = 0
         self._steps = 0
         self._places: deque[dict[SequenceId, int]] = deque(maxlen=MOST_AHEAD)
         self._pending = Pending()
         self._flying: deque[Launched] = deque()
         self._landing = Lock()
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._groups.traffic.sent
+
+    @property
+    def least_bytes(self) -> int:
+        """What this rank would have had to send at the least."""
+        return self._least + self._groups.traffic.rows
+
+    @property
+    def captures(self) -> bool:
+        """Can a decode step be kept as a graph? Not where tokens travel to experts: how many, the
+        host must know."""
+        return self._groups.experts.size == 1
+
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
-        """Give a step to the device, behind those before."""
+    def launch(self, plan: StepPlan, graph: int = 0) -> Launched:
+        """Give a step to the device, behind those before. `graph`: the size of one that has been
+        captured and holds all of its rows, which decode; 0: none. Raises NodeLost."""
         began = self._device.mark()
-        rows, errors = sound(plan.rows, self.decoder.config.vocab_size)
+        rows, errors = sound(plan.rows, self.stage.config.vocab_size)
         self._steps += 1
-        if all(not row.drafts and plain(spec) for row in rows for spec in row.specs):
-            return self._ahead(plan, rows, errors, began)
-        return self._together(plan, rows, errors, began)
+        if not self.stage.shard.predicts or all(self._chooses(row) for row in rows):
+            return self._ahead(plan, rows, errors, began, graph)
+        return self._together(plan, rows, errors, began, graph)
 
     def land(self, launched: Launched) -> StepResult:
-        """Wait for a step, and for those before it. An exception: the device is unusable."""
+        """Wait for a step, and for those before it. An exception: the device is unusable. A rank
+        that does not predict knows no tokens."""
         with self._landing:
             self._land_until(launched)
         assert launched.result is not None, "it was among those that were launched"
@@ -109,25 +160,48 @@ class DeviceStepper:
         self._mirror.into(groups)
 
     @torch.inference_mode()
-    def capture(self, *, idle: bool) -> bool:
-        """Capture a graph if one is wanted. `idle`: nothing is to be computed just now."""
-        size = self._sizes.next(idle=idle)
-        if size is None:
-            return False
+    def capture(self, size: int) -> bool:
+        """Capture the graph of decode steps of `size` rows; False: it cannot be."""
         self._inputs.fill((), (), size)
+        traffic = self._groups.traffic
+        before = after = traffic.sent
+        alone = self._groups.tensor.size == 1
         try:
-            self._graphs[size] = self._device.capture(lambda: self._decode(size))
+            if alone:
+                self._decode(size)  # what is compiled or chosen at first use, is before
         except RuntimeError as error:
-            _log.warning("decode steps of %d rows go without a graph: %s", size, error)
-            self._sizes.failed(size)
-        else:
-            self._sizes.captured(size)
+            return self._no_graph(size, error)
+        if not alone:  # the others are in the same sums: what fails here, fails for all
+            self._decode(size)
+        after = traffic.sent
+        try:
+            replay = self._device.capture(lambda: self._decode(size))
+        except RuntimeError as error:
+            return self._no_graph(size, error)
+        finally:
+            traffic.sent = after
+        self._graphs[size] = Graph(replay, after - before)
         return True
+
+    def _no_graph(self, size: int, error: RuntimeError) -> bool:
+        _log.warning("decode steps of %d rows go without a graph: %s", size, error)
+        return False
 
     # ------------------------------------------------------------------ a step
 
+    def _chooses(self, row: Row) -> bool:
+        """Does the device choose its token without the host? What is drawn from a vocabulary that
+        is spread over ranks may need more than one exchange of candidates."""
+        alone = self._groups.tensor.size == 1
+        return not row.drafts and all(plain(one) and (alone or greedy(one)) for one in row.specs)
+
     def _ahead(
-        self, plan: StepPlan, rows: Sequence[Row], errors: list[RowResult], began: Mark
+        self,
+        plan: StepPlan,
+        rows: Sequence[Row],
+        errors: list[RowResult],
+        began: Mark,
+        graph: int,
     ) -> Launched:
         """Without waiting for anything."""
         given, sources = [], []
@@ -139,12 +213,16 @@ class DeviceStepper:
                 given.append(row)
                 sources.append(source)
         sampled = [row for row in given if row.sample is not None]
+        sampled = sampled if self.stage.shard.predicts else []
         place = self._place(sampled)
         ids = self._heard[self._steps % len(self._heard)][: len(sampled)]
         if given:
-            logits = self._forward(given, sources)
-            if sampled:
+            logits, waited = self._forward(given, sources, graph)
+            began = waited or began
+            if sampled and logits is not None:
                 self._choose(sampled, logits, place, ids)
+        else:
+            self.stage.idle()
         computed = self._device.mark()
         copied = self._mirror.out(given)
         launched = Launched(plan, given, errors, ids, began, computed, copied)
@@ -152,7 +230,12 @@ class DeviceStepper:
         return launched
 
     def _together(
-        self, plan: StepPlan, rows: Sequence[Row], errors: list[RowResult], began: Mark
+        self,
+        plan: StepPlan,
+        rows: Sequence[Row],
+        errors: list[RowResult],
+        began: Mark,
+        graph: int,
     ) -> Launched:
         """With the host's sampler, when all steps before have landed."""
         with self._landing:
@@ -162,13 +245,16 @@ class DeviceStepper:
         if whole:
             whole = batch.order(whole)
             filling = self._masks.begin(whole) if self._masks is not None else None
-            logits = self._forward(whole, [GIVEN] * len(whole)).cpu()
+            logits, waited = self._forward(whole, [GIVEN] * len(whole), graph)
+            began = waited or began
+            assert logits is not None, "only ranks that predict choose"
             copied = self._mirror.out(whole)
             filled = filling.result() if filling is not None else Filled()
-            drawn = sampler.sample(logits, specs_of(whole), filled.allowed)
-            results += results_of(whole, drawn, filled)
+            results += results_of(whole, self._drawn_by_host(logits.cpu(), whole, filled), filled)
             if copied is not None:
                 copied.wait()
+        else:
+            self.stage.idle()
         ended = [one for one in results if one.token_ids]
         place = self._place(ended)
         if ended:
@@ -177,31 +263,72 @@ class DeviceStepper:
         computed = self._device.mark()
         computed.wait()
         self._pending.note(results)
-        result = in_order(plan, results, computed.since(began))
+        seconds = computed.since(began)
+        self.busy_s += seconds
+        result = in_order(plan, results, seconds)
         return Launched(plan, whole, [], self._heard[0][:0], began, computed, None, result)
 
-    def _forward(self, rows: Sequence[Row], sources: Sequence[int]) -> Tensor:
-        """Logits of what is sampled, in the order of `rows`."""
-        if all(len(row.token_ids) == 1 and row.sample is not None for row in rows):
-            size = self._sizes.use(len(rows))
-            self._inputs.fill(rows, sources, size or len(rows))
-            if size is None:
-                self._decode(len(rows))
+    def _drawn_by_host(
+        self, logits: Tensor, rows: Sequence[Row], filled: Filled
+    ) -> list[sampler.Sampled | None]:
+        specs = specs_of(rows)
+        if self._groups.host.size == 1:
+            return sampler.sample(logits, specs, filled.allowed)
+        return sampler_split.sample(logits, specs, self._host_vocabulary, filled.allowed)
+
+    def _forward(
+        self, rows: Sequence[Row], sources: Sequence[int], graph: int
+    ) -> tuple[Tensor | None, Mark | None]:
+        """Logits of what is sampled, in the order of `rows`; None: hidden states have gone on to
+        the next stage. And since when the device computes, where it waited for a stage before."""
+        steady = all(len(row.token_ids) == 1 and row.sample is not None for row in rows)
+        tokens = sum(len(row.token_ids) for row in rows)
+        sampled = sum(len(row.specs) for row in rows)
+        self._least += least_bytes(self.stage, self._groups.tensor.size, tokens, sampled)
+        if steady:
+            size = graph or len(rows)
+            self._inputs.fill(rows, sources, size)
+            began = self._receive(None if self._hidden is None else self._hidden[: len(rows)])
+            if graph:
+                kept = self._graphs[graph]
+                kept.replay()
+                self._groups.traffic.sent += kept.sent
             else:
-                self._graphs[size]()
-            return self._logits[: len(rows)]
-        given = mixed(rows, sources, self._drawn, self._staging)
-        return self.decoder.forward(given, self._kv)
+                self._decode(size)
+            out = self._out[: len(rows)]
+        else:
+            given = mixed(rows, sources, self._drawn, self._staging)
+            hidden = None if self._hidden is None else self.stage.empty(tokens)
+            began = self._receive(hidden)
+            out = self.stage.forward(given, self._kv, hidden)
+        line = self._groups.line
+        if line is None or self.stage.shard.predicts:
+            return out, began
+        line.send(out.clone() if steady else out, line.rank + 1)
+        return None, began
+
+    def _receive(self, hidden: Tensor | None) -> Mark | None:
+        """What the stage before gives; when it was there."""
+        line = self._groups.line
+        if hidden is None or line is None:
+            return None
+        line.receive(hidden, line.rank - 1)
+        return self._device.mark()
 
     def _decode(self, size: int) -> None:
         """What a graph keeps."""
-        logits = self.decoder.forward(self._inputs.batch(size), self._kv)
-        self._logits[:size].copy_(logits)
+        hidden = None if self._hidden is None else self._hidden[:size]
+        out = self.stage.forward(self._inputs.batch(size), self._kv, hidden)
+        self._out[:size].copy_(out)
 
     def _choose(self, rows: Sequence[Row], logits: Tensor, place: int, ids: Tensor) -> None:
         """Sampled ids on their way to the host; steps that follow find them on the device."""
-        specs, send = specs_of(rows), self._staging.send
-        chosen = choose(logits, send(numbers(specs)), send(random_rows(specs)))
+        if self._vocabulary.group.size > 1:
+            chosen = choose_together(logits, self._vocabulary)
+        else:
+            specs, send = specs_of(rows), self._staging.send
+            given, drawn = send(numbers(specs)), send(random_rows(specs))
+            chosen = choose(logits, given, drawn, self._draw)
         self._drawn[place : place + len(rows)].copy_(chosen)
         ids.copy_(chosen, non_blocking=True)
 
@@ -229,6 +356,10 @@ class DeviceStepper:
         launched.computed.wait()
         if launched.copied is not None:
             launched.copied.wait()
+        seconds = launched.computed.since(launched.began)
+        self.busy_s += seconds
+        if not self.stage.shard.predicts:
+            return StepResult(launched.plan.number, (), seconds)
         ids = iter(launched.ids.tolist())
         results = list(launched.errors)
         for row in launched.rows:
@@ -242,5 +373,4 @@ class DeviceStepper:
                 token_ids = () if token is None else (token,)
                 results.append(RowResult(row.sequence, token_ids=token_ids))
         self._pending.note(results)
-        seconds = launched.computed.since(launched.began)
         return in_order(launched.plan, results, seconds)

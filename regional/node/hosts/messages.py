@@ -2,8 +2,9 @@
 
 ::
 
-    outpost   Present, once its ranks serve     Expecting, Settled, Withdrawn     Lost     Beat
-    front     Expect     Take     Withdraw      Stop     Beat
+    outpost   Present, once its ranks serve     Expecting, Settled, Withdrawn     Overwritten
+              Lost     Beat
+    front     Expect     Take     Withdraw      Overwrite     Stop     Beat
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from core.engine.messages import Ready
+from core.kv.ticket import Offer
 
 BEAT_S = 0.5
 SILENT_S = 3.0
@@ -32,6 +34,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True, tag="present", tag_fiel
     secret: str
     address: str
     ranks: tuple[Rank, ...]
+    offers: tuple[Offer, ...] = ()
 
 
 class Expecting(msgspec.Struct, frozen=True, tag="expecting", tag_field="kind"):
@@ -52,6 +55,12 @@ class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn", tag_field="kind"):
     """Nothing writes into those blocks any more."""
 
     generation: int
+
+
+class Overwritten(msgspec.Struct, frozen=True, tag="overwritten", tag_field="kind"):
+    """The blocks of the oldest Overwrite that has not been answered."""
+
+    pool: int
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost", tag_field="kind"):
@@ -89,5 +98,12 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="kind"):
     """The node closes on purpose."""
 
 
-OutpostMessage = Present | Expecting | Settled | Withdrawn | Lost | Beat
-FrontMessage = Expect | Take | Withdraw | Stop | Beat
+class Overwrite(msgspec.Struct, frozen=True, tag="overwrite", tag_field="kind"):
+    """With zeros, in the memory of this host's ranks; answered by Overwritten."""
+
+    pool: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
+OutpostMessage = Present | Expecting | Settled | Withdrawn | Overwritten | Lost | Beat
+FrontMessage = Expect | Take | Withdraw | Overwrite | Stop | Beat

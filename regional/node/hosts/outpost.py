@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from core.errors import NodeLost
-from core.kv.shards import PoolMemory, endpoints
+from core.kv.shards import PoolMemory
 from core.kv.ticket import Ticket, model_digest
-from core.kv.transports.base import BlockMemory
-from core.kv.transports.tcp import TcpLanding
+from core.kv.transports.base import BlockMemory, Landing
+from core.kv.transports.ways import Ways
 from core.parallel import Hosts, Plan
 from regional.node.hosts.messages import (
     Expect,
     Expecting,
     FrontMessage,
     Lost,
+    Overwrite,
+    Overwritten,
     Present,
     Rank,
     Settled,
@@ -39,7 +41,9 @@ _RETRY_S = 0.1
 _DIAL_S = 600.0
 
 
-async def run(node: str, hosts: Hosts, ranks: Ranks, stop: Stopping) -> int:
+async def run(
+    node: str, hosts: Hosts, ranks: Ranks, stop: Stopping, transports: Sequence[str]
+) -> int:
     """From the start of `ranks` to the end of the node; the exit status. Does not close `ranks`.
     Raises ConfigError."""
     try:
@@ -51,7 +55,8 @@ async def run(node: str, hosts: Hosts, ranks: Ranks, stop: Stopping) -> int:
     if loaded is None or line is None:
         return 0
     by_rank = dict(zip(hosts.ranks(ranks.plan), loaded, strict=True))
-    landing = TcpLanding.listen(line.here, time.monotonic)
+    ways = Ways(line.here, transports, clock=time.monotonic)
+    landing = ways.landing
     desk = Desk(line.send, own_hosts(ranks.plan, by_rank, landing))
     line.take = desk.take
     try:
@@ -60,6 +65,7 @@ async def run(node: str, hosts: Hosts, ranks: Ranks, stop: Stopping) -> int:
                 host=hosts.index,
                 secret=hosts.secret,
                 address=landing.address,
+                offers=landing.offers,
                 ranks=tuple(
                     Rank(rank, link.pid, one.ready)
                     for (rank, one), link in zip(by_rank.items(), ranks.links, strict=True)
@@ -69,7 +75,7 @@ async def run(node: str, hosts: Hosts, ranks: Ranks, stop: Stopping) -> int:
         log.info("host %d of node %s serves", hosts.index, node)
         return await _until_the_end(node, line, desk, ranks, stop)
     finally:
-        landing.close()
+        ways.close()
         await line.close()
 
 
@@ -110,7 +116,7 @@ async def _dial(hosts: Hosts) -> Line[FrontMessage]:
             return Line[FrontMessage](reader, writer, FrontMessage)
 
 
-def own_hosts(plan: Plan, loaded: Mapping[int, Loaded], landing: TcpLanding) -> dict[int, OwnHost]:
+def own_hosts(plan: Plan, loaded: Mapping[int, Loaded], landing: Landing) -> dict[int, OwnHost]:
     """The memory of each pool's ranks among `loaded`."""
     found: dict[int, OwnHost] = {}
     for pool in range(plan.dp_attention):
@@ -118,8 +124,9 @@ def own_hosts(plan: Plan, loaded: Mapping[int, Loaded], landing: TcpLanding) -> 
         if members:
             memory = PoolMemory(
                 {
-                    rank: BlockMemory(loaded[rank].ready.geometry, loaded[rank].memory)
-                    for rank in members
+                    rank: BlockMemory(one.ready.geometry, one.memory, one.descriptor)
+                    for rank, one in loaded.items()
+                    if rank in members
                 }
             )
             model = model_digest(loaded[members[0]].ready.fingerprint)
@@ -149,12 +156,15 @@ class Desk:
                 if share is not None:
                     share.end(lambda: None)
                 self._say(Withdrawn(generation))
+            case Overwrite(pool, blocks):
+                self._hosts[pool].blank(blocks)
+                self._say(Overwritten(pool))
             case Stop():
                 self.stopped = True
 
     def _expect(self, message: Expect) -> None:
         host = self._hosts[message.pool]
-        ends = endpoints(host.memory.geometries, host.landing.address, message.fill)
+        ends = host.endpoints(message.fill)
         ticket = Ticket(message.ticket_id, message.generation, message.lease_s, tuple(ends))
         generation = message.generation
         self._shares[generation] = host.reserve(
@@ -176,4 +186,4 @@ class Desk:
         )
 
 
-OutpostSaid = Expecting | Settled | Withdrawn
+OutpostSaid = Expecting | Settled | Withdrawn | Overwritten

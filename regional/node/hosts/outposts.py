@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from regional.node.hosts.messages import (
     Expecting,
     Lost,
     OutpostMessage,
+    Overwrite,
+    Overwritten,
     Present,
     Rank,
     Settled,
@@ -29,7 +32,7 @@ from regional.node.hosts.messages import (
     Withdrawn,
 )
 from regional.node.hosts.wire import Line
-from regional.node.receiving import Fill
+from regional.node.receiving import Blocks, Fill, in_turns
 
 log = logging.getLogger("skerry.node")
 
@@ -139,6 +142,8 @@ class Outpost:
         self.line = line
         self.last_words = ""
         self.shares: dict[int, RemoteShare] = {}
+        self.overwriting: deque[asyncio.Future[None]] = deque()
+        """What has been asked and not answered, in order."""
         line.take = self._take
 
     def geometries(self, members: set[int]) -> dict[int, KVGeometry]:
@@ -152,6 +157,8 @@ class Outpost:
             share = self.shares.get(message.generation)
             if share is not None:
                 share.hear(message)
+        elif isinstance(message, Overwritten):
+            self.overwriting.popleft().set_result(None)
 
 
 class RemoteHost:
@@ -163,7 +170,8 @@ class RemoteHost:
         self._geometries = geometries
 
     def endpoints(self, fill: Fill) -> Iterable[Endpoint]:
-        return endpoints(self._geometries, self._outpost.present.address, fill)
+        there = self._outpost.present
+        return endpoints(self._geometries, there.address, fill, there.offers)
 
     def reserve(self, ticket: Ticket, fill: Fill, changed: Callable[[], None]) -> RemoteShare:
         share = RemoteShare(self._outpost, ticket, changed)
@@ -179,6 +187,13 @@ class RemoteHost:
             )
         return share
 
+    async def overwrite(self, blocks: Blocks) -> None:
+        for some in in_turns(blocks):
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._outpost.overwriting.append(done)
+            self._outpost.line.send(Overwrite(self._pool, some))
+            await asyncio.shield(done)  # its place in the order stays, whoever still waits
+
 
 class RemoteShare:
     """A `regional.node.receiving.Share`: what an outpost has said of it."""
@@ -189,7 +204,7 @@ class RemoteShare:
         self._outpost = outpost
         self._generation = ticket.generation
         self._changed = changed
-        self._transfer = Transfer()
+        self.transfer = Transfer()
         self._then: Callable[[], None] | None = None
         if not ticket.empty:
             outpost.shares[ticket.generation] = self
@@ -205,17 +220,22 @@ class RemoteShare:
         if isinstance(message, Settled):
             self.ready = message.failure is None
             self.failure = None if message.failure is None else Failure(message.failure)
-            self._transfer = Transfer(
+            self.transfer = Transfer(
                 computed_tokens=message.computed_tokens,
                 seconds=message.seconds,
                 bytes=message.bytes,
             )
         self._changed()
 
+    @property
+    def first_missing(self) -> int | None:
+        """The outpost says nothing of parts: all is there, or nothing is."""
+        return None if self.ready else 0
+
     def take(self) -> Transfer:
         if self._forget():
             self._outpost.line.send(Take(self._generation))
-        return self._transfer
+        return self.transfer
 
     def end(self, then: Callable[[], None]) -> None:
         if self._generation not in self._outpost.shares:

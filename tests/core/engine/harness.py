@@ -5,11 +5,10 @@ from __future__ import annotations
 import mmap
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from core.engine.cells import fill_blocks, next_check
 from core.engine.engine import Engine
+from core.engine.lending_messages import Adopt, Held, Hold, Import
 from core.engine.messages import (
     Abort,
     Begin,
@@ -30,8 +29,8 @@ from core.engine.scripted import ScriptedRunner, scrambled, scripted_geometry
 from core.kv.memory import attach
 from core.types import FinishReason
 from tests.core.engine.late import LateRunner
+from tests.core.engine.watched import END, Prophet, Watched
 
-END = 1
 BLOCK_BYTES = 256
 GROUP = scripted_geometry(ScriptedConfig(block_bytes=BLOCK_BYTES), 1).groups[0]
 
@@ -65,7 +64,7 @@ def rank_config(
 def spec(
     prompt: list[int] | range, *, max_tokens: int = 1000, outputs: tuple[int, ...] = (),
     priority: int = 0, namespace: str = "", stop: frozenset[int] = frozenset({END}),
-    deadline_s: float | None = None,
+    deadline_s: float | None = None, move: int = 0, keep: bool = False,
 ) -> SequenceSpec:  # fmt: skip
     return SequenceSpec(
         token_ids=tuple(prompt),
@@ -75,6 +74,8 @@ def spec(
         priority=priority,
         namespace=namespace,
         deadline_s=deadline_s,
+        move_min_tokens=move,
+        keep_blocks=keep,
     )
 
 
@@ -100,47 +101,6 @@ def solo(
             out.append(played[at % len(played)])
         else:
             out.append(END)
-
-
-class Prophet:
-    """A drafter that knows how the story goes and now and then says something else."""
-
-    def __init__(self, front: Front, dice: random.Random) -> None:
-        self._front = front
-        self._dice = dice
-
-    def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        guess: list[int] = []
-        for watched in self._front.all.values():
-            known = (*watched.spec.token_ids, *watched.spec.output_ids)
-            if tuple(tokens[: len(known)]) == known:
-                text = self._front.solo(watched.spec)[0]
-                guess = text[len(tokens) - len(known) :][:most]
-        wrong = self._dice.randrange(12)
-        if wrong < len(guess):
-            guess[wrong] = self._dice.choice((0, END, guess[wrong] + 1))
-        return tuple(guess[: self._dice.randrange(most + 1)])
-
-
-@dataclass
-class Watched:
-    """A sequence as its front sees it."""
-
-    spec: SequenceSpec
-    kind: Literal["run", "reserve", "prefill"]
-    stage: Literal["queued", "reserved", "held", "done", "failed", "aborted"] = "queued"
-    tokens: list[int] = field(default_factory=list)
-    finish: FinishReason | None = None
-    computed: int | None = None
-    reserved: Reserved | None = None
-    told: tuple[int, ...] = ()
-    """Blocks of a prefill, which stay the same from the first progress on."""
-    code: str = ""
-    message: str = ""
-    counted: int = 0
-    """Prompt tokens that plans computed before the first output, none of them twice."""
-    seen: int = 0
-    """Positions that were in place at some time."""
 
 
 class Front:
@@ -208,16 +168,64 @@ class Front:
         assert reserved is not None
         if in_place:
             tokens = (*watched.spec.token_ids, *watched.spec.output_ids)[:-1]
-            content = fill_blocks(GROUP, tokens)
-            for group, fill in enumerate(reserved.fill):
-                for index, block in fill.items():
-                    self.write(block, content[index], group)
+            self._fill(reserved, tokens)
             watched.seen = len(tokens)
         watched.stage = "queued"
         self.send(Begin(SequenceId(name), in_place))
 
+    def bring(self, name: str, wanted: SequenceSpec) -> Watched:
+        """Import the whole blocks of a prompt."""
+        self.all[name] = Watched(wanted, "import")
+        self.send(
+            Import(
+                sequence=SequenceId(name),
+                token_ids=wanted.token_ids,
+                namespace=wanted.namespace,
+                priority=wanted.priority,
+            )
+        )
+        return self.all[name]
+
+    def adopt(self, name: str, tokens: int) -> None:
+        """Fill so many of an import's tokens, and nothing after them."""
+        watched = self.all[name]
+        assert watched.reserved is not None
+        self._fill(watched.reserved, watched.spec.token_ids[:tokens])
+        watched.stage = "done"
+        self.send(Adopt(SequenceId(name), tokens))
+
+    def hold(self, name: str, wanted: SequenceSpec) -> Watched:
+        self.all[name] = Watched(wanted, "hold")
+        self.send(
+            Hold(sequence=SequenceId(name), token_ids=wanted.token_ids, namespace=wanted.namespace)
+        )
+        return self.all[name]
+
+    def _fill(self, reserved: Reserved, tokens: Sequence[int]) -> None:
+        content = fill_blocks(GROUP, tokens)
+        for group, fill in enumerate(reserved.fill):
+            for index, block in fill.items():
+                if index < len(content):
+                    self.write(block, content[index], group)
+
+    def _check_held(self, watched: Watched) -> None:
+        """What is kept is what was computed, or brought, for these tokens."""
+        held = watched.held
+        assert held is not None
+        assert held.tokens % 16 == 0
+        content = fill_blocks(GROUP, watched.spec.token_ids[: held.tokens])
+        assert [self.read_block(block) for block in held.blocks[0]] == content
+        self._check_window(held.blocks, held.tokens, content)
+
     def release(self, name: str) -> None:
+        if self.all[name].kind == "hold":
+            self._check_held(self.all[name])
         self.all[name].stage = "done"
+        self.send(Release(SequenceId(name)))
+
+    def part(self, name: str) -> None:
+        """The blocks of one that was given back have been copied."""
+        self.all[name].stage = "moved"
         self.send(Release(SequenceId(name)))
 
     def abort(self, name: str) -> None:
@@ -247,14 +255,20 @@ class Front:
     def finish_all(self) -> None:
         """Serve everybody to the end and see that nothing is left behind."""
         self.settle()  # of somebody who has left, a row may be in flight
-        while self.named("reserved") or self.named("held") or self.named("queued"):
+        stages = ("reserved", "held", "queued", "parting")
+        while any(self.named(stage) for stage in stages):
             self.settle()
-            waiting = [*self.named("reserved"), *self.named("held")]
+            waiting = [*self.named("reserved"), *self.named("held"), *self.named("parting")]
             assert waiting or not self.named("queued"), "the engine sleeps on waiting sequences"
             for name in self.named("reserved"):
-                self.begin(name)
+                if self.all[name].kind == "import":
+                    self.adopt(name, len(self.all[name].spec.token_ids))
+                else:
+                    self.begin(name)
             for name in self.named("held"):
                 self.release(name)
+            for name in self.named("parting"):
+                self.part(name)
         assert self.stats.running == self.stats.waiting == self.stats.blocks_used == 0
         assert self.stats.prefill_backlog_tokens == 0
         assert self.guesses >= self.stats.drafted_tokens >= self.stats.accepted_tokens
@@ -267,7 +281,7 @@ class Front:
     def check_texts(self) -> None:
         for name, watched in self.all.items():
             text, finish = self.solo(watched.spec)
-            if watched.kind == "prefill":
+            if watched.kind in ("prefill", "import", "hold"):
                 assert not watched.tokens
             elif watched.stage == "done":
                 assert (watched.tokens, watched.finish) == (text, finish), name
@@ -277,7 +291,7 @@ class Front:
             if watched.stage == "failed" and watched.code == "deadline_exceeded":
                 assert watched.spec.deadline_s is not None
             elif watched.stage == "failed":
-                assert watched.kind == "reserve"
+                assert watched.kind in ("reserve", "import")
                 assert watched.code == "no_capacity", f"{name}: {watched.message}"
 
     def read(self) -> None:
@@ -289,6 +303,10 @@ class Front:
                     self.all[name].reserved = message
                     self.all[name].seen = message.cached_tokens
                     self.all[name].stage = "reserved"
+                case Held(sequence=name):
+                    self.all[name].held = message
+                    self.all[name].stage = "held"
+                    self._check_held(self.all[name])
                 case SequenceFailed(name, code, text):
                     assert self.all[name].stage in ("queued", "reserved")
                     watched = self.all[name]
@@ -325,6 +343,18 @@ class Front:
             watched.tokens.extend(output.token_ids)
             if output.finish is not None:
                 watched.stage, watched.finish = "done", output.finish
+        for given in message.given_back:
+            watched = self.all[given.sequence]
+            assert watched.stage == "queued"
+            assert watched.spec.move_min_tokens > 0
+            watched.stage = "parting" if given.tokens else "moved"
+            tokens = (*watched.spec.token_ids, *watched.spec.output_ids, *watched.tokens)
+            content = fill_blocks(GROUP, tokens[: given.tokens])
+            for index, block in enumerate(given.blocks[0] if given.tokens else ()):
+                assert self.read_block(block) == content[index]
+            if watched.computed is None:
+                assert given.computed_tokens == watched.counted
+                watched.computed = given.computed_tokens
         for progress in message.progress:
             watched = self.all[progress.sequence]
             tokens = (*watched.spec.token_ids, *watched.spec.output_ids)[:-1]

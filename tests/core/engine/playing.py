@@ -30,6 +30,8 @@ def play(front: Front, ops: list[Op]) -> None:
             priority=(0, 0, 0, 1)[e % 4],
             namespace=("", "", "tenant")[e % 3],
             deadline_s=d / 5000 if e % 7 == 0 else None,
+            move=(0, 0, 0, 32)[b % 4],
+            keep=c % 2 == 0,
         )
         kind = what % 12
         if kind < 3:
@@ -40,14 +42,26 @@ def play(front: Front, ops: list[Op]) -> None:
             front.prefill(name, wanted)
         elif kind == 5 and front.named("reserved"):
             waiting = front.named("reserved")
-            front.begin(waiting[a % len(waiting)], in_place=b % 4 > 0)
+            chosen = waiting[a % len(waiting)]
+            if front.all[chosen].kind == "import":
+                blocks = len(front.all[chosen].spec.token_ids) // 16
+                front.adopt(chosen, 16 * (blocks if b % 2 else d % (blocks + 1)))
+            else:
+                front.begin(chosen, in_place=b % 4 > 0)
         elif kind == 6 and front.named("held"):
             held = front.named("held")
             front.release(held[a % len(held)])
         elif kind == 7:
-            alive = [*front.named("queued"), *front.named("reserved"), *front.named("held")]
+            stages = ("queued", "reserved", "held", "parting")
+            alive = [name for stage in stages for name in front.named(stage)]
             if alive:
                 front.abort(alive[a % len(alive)])
+        elif kind == 8 and length >= 16:
+            whole = spec(prompt[: length // 16 * 16], namespace=wanted.namespace)
+            if d % 3:
+                front.bring(name, whole)
+            else:
+                front.hold(name, whole)
         else:
             for _ in range(1 + a % 5):
                 front.step()

@@ -71,12 +71,12 @@ class RankProcess:
 
 
 @contextmanager
-def rank_process(config: RankConfig) -> Iterator[RankProcess]:
+def rank_process(config: RankConfig, module: str = "core.engine.rank") -> Iterator[RankProcess]:
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     config = msgspec.structs.replace(config, socket_fd=theirs.fileno())
     process = subprocess.Popen(
-        [sys.executable, "-m", "core.engine.rank"],
+        [sys.executable, "-m", module],
         env={
             **os.environ,
             "SKERRY_RANK": msgspec.json.encode(config).decode(),

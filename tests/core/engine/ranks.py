@@ -41,7 +41,7 @@ def configs(folder: Path, plan: Plan, **changes: object) -> Iterator[RankConfig]
     for rank in range(plan.ranks):
         fields: dict[str, object] = {
             "node": "n", "socket_fd": -1, "source": str(folder), "kv_blocks": 64,
-            "dtype": "float32", "rank": rank, "plan": plan, "master_port": port,
+            "dtype": "float32", "rank": rank, "local_rank": rank, "plan": plan, "master_port": port,
             "master_secret": "s",
             "master_fd": listener.detach() if rank == 0 else -1,
         }  # fmt: skip

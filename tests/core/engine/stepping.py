@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core.engine.guessing import Guessing
 from core.engine.intake import Limits
 from core.engine.messages import Reserved, SequenceFailed, SequenceSpec
 from core.engine.plan import RowResult, SequenceId, StepPlan, StepResult
@@ -18,6 +19,7 @@ def scheduler(
     sequences: int = 8,
     step_tokens: int = 64,
     stages: int = 1,
+    guessing: Guessing | None = None,
 ) -> Scheduler:
     limits = Limits(
         context=context,
@@ -26,14 +28,17 @@ def scheduler(
         max_step_tokens=step_tokens,
         stages=stages,
     )
-    return Scheduler(limits, BlockManager([blocks]), b"model")
+    return Scheduler(limits, BlockManager([blocks]), b"model", guessing=guessing)
 
 
-def answer(plan: StepPlan, token: int = 5, **errors: str) -> StepResult:
+def answer(plan: StepPlan, token: int = 5, right: bool = False, /, **errors: str) -> StepResult:
+    """`right`: all guesses are."""
     rows = tuple(
         RowResult(row.sequence, error=errors[row.sequence])
         if row.sequence in errors
-        else RowResult(row.sequence, token_ids=(token,) if row.sample else ())
+        else RowResult(
+            row.sequence, token_ids=(token,) * (1 + right * row.drafts) if row.sample else ()
+        )
         for row in plan.rows
     )
     return StepResult(plan.number, rows, 0.01)

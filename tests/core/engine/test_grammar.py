@@ -23,7 +23,7 @@ from core.engine.messages import (
     SequenceSpec,
     Stepped,
 )
-from core.engine.plan import History, LoadedModel, Row, SampleSpec, SequenceId
+from core.engine.plan import History, LoadedModel, Row, Runner, SampleSpec, SequenceId
 from core.engine.runner_torch import TorchRunner
 from core.text.grammar import grammar_of
 from core.text.model import TextModel, load_text
@@ -73,7 +73,7 @@ SPECS = {
     "narrow": held(prompt(7), temperature=2.0, seed=5, min_p=0.1, choice=1),
     "plain": SequenceSpec(token_ids=tuple(prompt(11)), max_tokens=40, temperature=0.9, seed=1),
 }
-Loaded = tuple[TorchRunner, LoadedModel, TextModel]
+Loaded = tuple[Runner, LoadedModel, TextModel]
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,7 @@ def play(
     depth: int = 1,
     guess: bool = False,
     blocks: int = 64,
+    stages: int = 1,
 ) -> tuple[dict[str, list[int]], EngineStats]:
     runner, model, _ = loaded
     geometry = msgspec.structs.replace(model.geometry, blocks=(blocks,))
@@ -108,6 +109,7 @@ def play(
         max_sequences=8,
         max_step_tokens=32,
         depth=depth,
+        stages=stages,
         drafter=PromptLookup if guess else None,
     )
     texts: dict[str, list[int]] = {name: [] for name in specs}

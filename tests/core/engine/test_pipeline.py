@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from core.engine.cost import StepCost
+from core.engine.guessing import Guessing
 from core.engine.plan import SequenceId
 from tests.core.engine.harness import spec
 from tests.core.engine.stepping import answer, scheduler, shape, step
@@ -66,3 +70,31 @@ def test_one_stage_plans_as_before() -> None:
     assert second is not None
     assert shape(first) == [(NAMES[0], 0, 200, True)]
     assert second.rows[0].follows
+
+
+class Sure:
+    """A drafter that is always right."""
+
+    def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        return (5,) * most
+
+
+def test_guesses_of_one_step_do_not_keep_others_from_the_pipeline() -> None:
+    """Four that are read already, two stages: two steps of two with guesses, at the same time."""
+    cost = StepCost(1e6, 100.0)  # more tokens in a step cost nothing
+    guessing = Guessing(Sure, cost, budget=256, stages=2)
+    of = scheduler(stages=2, step_tokens=256, guessing=guessing)
+    for name in NAMES[:4]:
+        of.run(name, spec(range(4), max_tokens=50))
+    step(of)
+    plans = [of.plan(), of.plan()]
+    rows = [row for plan in plans if plan is not None for row in plan.rows]
+    assert sorted(row.sequence for row in rows) == NAMES[:4]
+    assert [len(plan.rows) for plan in plans if plan] == [2, 2]
+    assert all(row.drafts for row in rows)
+    assert of.plan() is None
+    for plan in plans:
+        assert plan is not None
+        of.apply(answer(plan, 5, True))
+    of.roster.check_integrity()
+    assert of.counters.accepted == of.counters.drafted == sum(row.drafts for row in rows)

@@ -307,7 +307,7 @@ def test_a_decode_step_sends_hardly_more_than_it_must(folders: dict[str, Path]) 
 
 def test_a_rank_that_goes_ends_every_step(folders: dict[str, Path]) -> None:
     with serving(folders["llama3"], Plan(tp=2)) as (leader,):
-        for peer in leader._rank.peers.values():  # as the end of its process would
+        for peer in leader._rank.company.peers.values():  # as the end of its process would
             peer.close()
         step = StepPlan(1, (row([5], 0, (1,)),))
         with pytest.raises(NodeLost, match="gone"):

@@ -43,7 +43,7 @@ def test_any_schedule_gives_the_solo_texts(
         blocks=blocks, sequences=sequences, step_tokens=step_tokens, context=150, scramble=True,
         window=window, window_blocks=-(-window // 16) + 1 + blocks % 5,
     )  # fmt: skip
-    prophet = random.Random(0) if guesses and stages == 1 else None
+    prophet = random.Random(0) if guesses else None
     front = Front(config, depth=depth, stages=stages, prophet=prophet)
     try:
         play(front, ops)
@@ -85,6 +85,7 @@ def play_seeds(seeds: range) -> Counter[str]:
         seen["cached"] += stats.cached_prompt_tokens
         seen["accepted"] += stats.accepted_tokens
         seen["rejected"] += stats.drafted_tokens - stats.accepted_tokens
+        seen["moved"] += len(front.named("moved"))
         seen["late"] += sum(one.code == "deadline_exceeded" for one in front.all.values())
         seen["ahead"] += front.follows
     return seen
@@ -95,6 +96,7 @@ _LEAST = {
     "cached": 300,
     "accepted": 500,
     "rejected": 500,
+    "moved": 10,
     "late": 5,
     "ahead": 500,
 }

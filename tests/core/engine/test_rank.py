@@ -36,8 +36,9 @@ from core.engine.plan import SequenceId
 from core.engine.rank import EXIT_ENGINE, serve
 from core.framing import encode_frame
 from core.kv.memory import attach
-from tests.core.engine.harness import END, rank_config, spec
+from tests.core.engine.harness import rank_config, spec
 from tests.core.engine.rank_process import complaint, rank_process
+from tests.core.engine.watched import END
 
 A, B = SequenceId("a"), SequenceId("b")
 

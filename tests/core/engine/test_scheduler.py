@@ -10,8 +10,9 @@ from core.engine.plan import RowResult, StepResult
 from core.engine.scheduler import Scheduler
 from core.errors import InternalError
 from core.types import FinishReason
-from tests.core.engine.harness import END, spec
+from tests.core.engine.harness import spec
 from tests.core.engine.stepping import A, B, C, D, answer, refused, scheduler, shape, step
+from tests.core.engine.watched import END
 
 # ------------------------------------------------------------------ a step
 

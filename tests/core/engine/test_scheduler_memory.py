@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from core.engine.messages import GivenBack
+from core.engine.scheduler import Scheduler
 from tests.core.engine.harness import Front, rank_config, solo, spec
-from tests.core.engine.stepping import A, B, C, D, refused, reserve, scheduler, shape, step
+from tests.core.engine.stepping import A, B, C, D, answer, refused, reserve, scheduler, shape, step
 
 
 @pytest.fixture
@@ -74,6 +77,86 @@ def test_sequences_that_were_pushed_out_of_memory_come_back_right() -> None:
         assert front.stats.cached_prompt_tokens == 0  # nor are they hits
     finally:
         front.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_sequences_that_are_given_back_go_on_from_their_output(depth: int) -> None:
+    """B16 over two nodes: what one has no room for goes on at the other, which is given the output
+    so far. Nothing is said twice or left out, and nobody keeps a block."""
+    home = Front(rank_config(blocks=12, repeat=True), depth=depth)
+    away = Front(rank_config(blocks=60, repeat=True), depth=depth)
+    try:
+        for n in range(6):
+            wanted = spec(range(100 * n + 10, 100 * n + 30), max_tokens=108, move=32)
+            home.run(f"s{n}", wanted)
+        home.finish_all()
+        moved = home.named("moved")
+        assert 0 < len(moved) < 6
+        assert home.stats.preemptions >= len(moved)
+        for name in moved:
+            before = home.all[name]
+            assert len(before.tokens) >= 10, "it held two blocks at the least"
+            away.reserve(name, msgspec.structs.replace(
+                before.spec, output_ids=tuple(before.tokens), move_min_tokens=0
+            ))  # fmt: skip
+        away.finish_all()
+        for name, one in home.all.items():
+            rest = away.all[name].tokens if name in moved else []
+            text, _ = solo(one.spec, context=home.context, repeat=True)
+            assert one.tokens + rest == text
+            assert one.computed == 20, "read once, also where the output came before the move"
+    finally:
+        home.close()
+        away.close()
+
+
+def parting(of: Scheduler) -> GivenBack:
+    """Three sequences fill the pool, and the last one has to give way."""
+    of.run(A, spec(range(30)))
+    of.run(B, spec(range(100, 130), move=1, keep=True))
+    of.run(C, spec(range(200, 230), move=1, keep=True))
+    while plan := of.plan():
+        of.apply(answer(plan))
+    (given,) = of.take().given_back
+    return given
+
+
+def test_one_that_parts_keeps_its_blocks_until_they_are_copied() -> None:
+    """Nobody else loses any meanwhile: what is coming may be enough."""
+    of = scheduler(blocks=7)
+    given = parting(of)
+    assert (given.sequence, given.tokens) == (C, 16 * len(given.blocks[0]))
+    assert given.tokens > 0
+    assert of.blocks.used == 7
+    assert of.plan() is None
+    assert not of.take().given_back
+    of.release(C)
+    assert C not in of.roster
+    assert [row.sequence for row in step(of).rows] == [A, B]
+
+
+def test_one_that_parts_may_be_aborted() -> None:
+    of = scheduler(blocks=7)
+    parting(of)
+    of.abort(C)
+    of.release(C)  # the front says it whatever has happened
+    of.roster.check_integrity()
+    assert of.blocks.used == 5
+
+
+def test_what_costs_little_to_compute_again_is_not_given_back() -> None:
+    """The threshold counts what is lost: blocks that others hold too are not."""
+    of = scheduler(blocks=7)
+    shared = range(32)
+    of.run(A, spec([*shared, 1]))
+    step(of)
+    of.run(B, spec([*shared, 2], move=17))
+    of.run(C, spec(range(200, 231), move=17))
+    for _ in range(40):
+        step(of)
+    gone = [one.sequence for one in of.take().given_back]
+    assert gone == [C], "two blocks of its own"
+    assert B in of.roster
 
 
 def test_the_last_in_order_of_service_loses_its_blocks_and_the_first_goes_on() -> None:

@@ -13,7 +13,8 @@ from core.engine.scripted import ScriptedRunner, scripted_geometry, shard
 from core.errors import ConfigError
 from core.kv.memory import attach
 from core.parallel import Plan
-from tests.core.engine.harness import END, GROUP, Front, rank_config, spec
+from tests.core.engine.harness import GROUP, Front, rank_config, spec
+from tests.core.engine.watched import END
 
 S = SequenceId("s")
 FIRST = SampleSpec(temperature=0, top_p=1, top_k=0, seed=0, choice=0, position=0)

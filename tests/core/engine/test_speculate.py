@@ -94,3 +94,14 @@ def test_guesses_that_were_not_checked_count_when_the_tokens_have_come() -> None
         speculation.guess(tokens)
         tokens.append(2)
     assert speculation.chances(1) < before
+
+
+def test_guesses_pay_less_where_other_steps_wait_for_them() -> None:
+    """A pipeline's other tokens get nothing out of a longer step."""
+    wish = [(learned(0.7, random.Random(5)), MOST_DRAFTS)]
+    cost = known_cost(0.01, 0.001)
+    alone, shared, crowded = (
+        draft_lengths(wish, cost, decode=1, prompt=0, room=500, beside=others)[0]
+        for others in (0, 4, 40)
+    )
+    assert alone > shared > crowded == 0

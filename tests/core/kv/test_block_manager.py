@@ -245,10 +245,11 @@ def test_check_integrity_names_what_disagrees() -> None:
         manager.check_integrity([])
     with pytest.raises(InternalError, match="1 references and 2 holders"):
         manager.check_integrity([table, table])
-    lost = manager._free[0].pop()
+    lost = manager.free_blocks[0].take(b"")
     with pytest.raises(InternalError, match=f"block {lost} of group 0 is 0× free, 0× idle"):
         manager.check_integrity([table])
-    manager._free[0].extend([lost, lost])
+    manager.free_blocks[0].give(lost)
+    manager.free_blocks[0].give(lost)
     with pytest.raises(InternalError, match=f"block {lost} of group 0 is 2× free"):
         manager.check_integrity([table])
 

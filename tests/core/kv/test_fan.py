@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -16,7 +16,7 @@ from core.kv.geometry import KVGeometry, KVGroup
 from core.kv.handoff import Failure, Incoming, Phase
 from core.kv.shards import PoolMemory, endpoints
 from core.kv.ticket import Endpoint, PieceKey, Ticket, new_ticket_id
-from core.kv.transports.base import Arrival, BlockMemory, Piece
+from core.kv.transports.base import Arrival, BlockMemory, Piece, Shipment
 from core.kv.transports.fan import FanCarrier, by_address
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
@@ -110,6 +110,39 @@ def test_one_host_that_refuses_fails_the_whole_transfer() -> None:
                 await FanCarrier(TcpCarrier()).open(hosts.ticket, MODEL, unheard)
             await hosts.settled[0].wait()
             assert hosts.incoming[0].failure is Failure.PEER_LOST, "the other one was let go"
+
+    asyncio.run(go())
+
+
+class HalfOpen:
+    """The second host never answers."""
+
+    def __init__(self) -> None:
+        self.first_open = asyncio.Event()
+
+    async def open(
+        self, ticket: Ticket, model: bytes, failed: Callable[[TransferFailed], None]
+    ) -> Shipment:
+        if ticket.endpoints[0].rank:
+            await asyncio.Event().wait()
+        shipment = await TcpCarrier().open(ticket, model, failed)
+        self.first_open.set()
+        return shipment
+
+
+def test_an_opening_that_is_given_up_leaves_no_connection() -> None:
+    async def go() -> None:
+        async with two_hosts() as hosts:
+            inner = HalfOpen()
+            opening = asyncio.create_task(FanCarrier(inner).open(hosts.ticket, MODEL, unheard))
+            await inner.first_open.wait()
+            for _ in range(4):  # whoever cancels again does not stop the cleaning up
+                opening.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            await hosts.settled[0].wait()
+            assert hosts.incoming[0].failure is Failure.PEER_LOST
 
     asyncio.run(go())
 

@@ -56,8 +56,8 @@ def opened(ticket: Ticket, now: float = 0.0) -> Incoming:
 
 def deliver(incoming: Incoming, key: PieceKey, now: float = 0.0) -> None:
     assert incoming.begin(key, 64 * (key.group + 1), now=now) is None
-    assert incoming.writable
-    assert incoming.end_piece(intact=True, now=now) is None
+    assert incoming.may_write(key)
+    assert incoming.end_piece(key, intact=True, now=now) is None
 
 
 def test_a_transfer_is_ready_when_every_piece_of_every_endpoint_is_verified() -> None:
@@ -117,13 +117,13 @@ def test_a_piece_that_is_not_expected_ends_the_transfer(key: PieceKey, size: int
     deliver(incoming, PieceKey(0, 0, 0))
     assert incoming.begin(key, size, now=0.0) is Refusal.PIECE
     assert incoming.failure is Failure.PEER_LOST
-    assert not incoming.writable
+    assert not incoming.may_write(key)
 
 
 def test_a_wrong_checksum_ends_the_transfer() -> None:
     incoming = opened(make_ticket())
     assert incoming.begin(PieceKey(0, 0, 0), 64, now=0.0) is None
-    assert incoming.end_piece(intact=False, now=0.0) is Refusal.CHECKSUM
+    assert incoming.end_piece(PieceKey(0, 0, 0), intact=False, now=0.0) is Refusal.CHECKSUM
     assert incoming.failure is Failure.CHECKSUM
 
 
@@ -137,12 +137,13 @@ def test_an_end_with_pieces_missing_ends_the_transfer() -> None:
 def test_an_abort_within_a_piece_stops_the_writing() -> None:
     incoming = opened(make_ticket())
     seen: list[bool] = []
-    assert incoming.begin(PieceKey(0, 0, 0), 64, now=0.0) is None
-    seen.append(incoming.writable)
+    key = PieceKey(0, 0, 0)
+    assert incoming.begin(key, 64, now=0.0) is None
+    seen.append(incoming.may_write(key))
     assert incoming.fail(Failure.ABORTED)
-    seen.append(incoming.writable)
+    seen.append(incoming.may_write(key))
     assert seen == [True, False]
-    assert incoming.end_piece(intact=True, now=0.0) is Refusal.ABORTED
+    assert incoming.end_piece(key, intact=True, now=0.0) is Refusal.ABORTED
     assert incoming.received_bytes == 0
     assert not incoming.fail(Failure.CHECKSUM), "the first reason stays"
     assert incoming.failure is Failure.ABORTED
@@ -161,10 +162,11 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
 
 def test_a_sender_that_wakes_after_its_lease_cannot_write() -> None:
     incoming = opened(make_ticket())
-    assert incoming.begin(PieceKey(0, 0, 0), 64, now=1.0) is None
-    assert incoming.end_piece(intact=True, now=40.0) is Refusal.EXPIRED
+    key = PieceKey(0, 0, 0)
+    assert incoming.begin(key, 64, now=1.0) is None
+    assert incoming.end_piece(key, intact=True, now=40.0) is Refusal.EXPIRED
     assert incoming.begin(PieceKey(0, 0, 1), 64, now=40.0) is Refusal.EXPIRED
-    assert not incoming.writable
+    assert not incoming.may_write(key)
 
 
 def test_a_lost_connection_matters_only_while_receiving() -> None:
@@ -261,7 +263,8 @@ class Receiver(RuleBasedStateMachine):
         self.now = 0.0
         self.incoming = Incoming(self.ticket, MODEL, now=0.0)
         self.verified: set[PieceKey] = set()
-        self.opened: PieceKey | None = None
+        self.opened: set[PieceKey] = set()
+        self.streams = 0
         self.over = False
         self.last_word = 0.0
 
@@ -274,6 +277,15 @@ class Receiver(RuleBasedStateMachine):
             assert right
             assert before is Phase.RESERVED
             self.last_word = self.now
+            self.streams = 1
+
+    @rule()
+    def join(self) -> None:
+        before = self.incoming.phase
+        answer = self.incoming.join(self.ticket.id, self.ticket.generation, MODEL, now=self.now)
+        if answer is None:
+            assert before is Phase.RECEIVING
+            self.streams += 1
 
     @rule(key=PIECES, size=st.sampled_from([64, 128, 65]))
     def begin(self, key: PieceKey, size: int) -> None:
@@ -281,32 +293,37 @@ class Receiver(RuleBasedStateMachine):
         answer = self.incoming.begin(key, size, now=self.now)
         if answer is None:
             assert before is Phase.RECEIVING
-            assert self.opened is None
-            assert key in self.expected - self.verified
+            assert key in self.expected - self.verified - self.opened
             assert size == 64 * (key.group + 1)
-            self.opened = key
+            self.opened.add(key)
 
     @precondition(lambda self: self.incoming.phase == Phase.RECEIVING)
     @rule()
     def begin_expected(self) -> None:
-        left = sorted(self.expected - self.verified)
-        if left and self.opened is None:
+        left = sorted(self.expected - self.verified - self.opened)
+        if left:
             self.begin(left[0], 64 * (left[0].group + 1))
 
-    @rule(intact=st.sampled_from([True, True, True, False]))
-    def end_piece(self, intact: bool) -> None:
-        answer = self.incoming.end_piece(intact=intact, now=self.now)
+    @rule(key=PIECES, intact=st.sampled_from([True, True, True, False]))
+    def end_piece(self, key: PieceKey, intact: bool) -> None:
+        answer = self.incoming.end_piece(key, intact=intact, now=self.now)
         if answer is None:
             assert intact
-            assert self.opened is not None
-            self.verified.add(self.opened)
+            assert key in self.opened
+            self.verified.add(key)
             self.last_word = self.now
-        self.opened = None
+        self.opened.discard(key)
+
+    @precondition(lambda self: self.opened)
+    @rule()
+    def end_expected(self) -> None:
+        self.end_piece(min(self.opened), True)
 
     @rule()
     def end(self) -> None:
         if self.incoming.end(49, now=self.now) is None:
-            assert self.verified == self.expected
+            self.streams -= 1
+            assert self.streams or self.verified == self.expected
             self.last_word = self.now
 
     @rule(seconds=st.sampled_from([0.0, 5.0, 29.0, 31.0]))
@@ -323,7 +340,7 @@ class Receiver(RuleBasedStateMachine):
     @rule(failure=st.sampled_from(Failure))
     def fail(self, failure: Failure) -> None:
         self.incoming.fail(failure)
-        self.opened = None
+        self.opened.clear()
 
     @rule()
     def lose(self) -> None:
@@ -337,9 +354,10 @@ class Receiver(RuleBasedStateMachine):
 
     @invariant()
     def writes_only_while_receiving(self) -> None:
-        if self.incoming.writable:
-            assert self.incoming.phase == Phase.RECEIVING
-            assert self.opened is not None
+        for key in self.expected:
+            if self.incoming.may_write(key):
+                assert self.incoming.phase == Phase.RECEIVING
+                assert key in self.opened
 
     @invariant()
     def ready_means_complete(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -12,9 +13,10 @@ from xxhash import xxh3_64_intdigest
 from core.address import split_address
 from core.errors import TransferFailed
 from core.kv.handoff import Failure, Phase, Refusal
-from core.kv.ticket import Endpoint, PieceKey, Ticket, new_ticket_id
+from core.kv.ticket import Endpoint, Offer, PieceKey, Ticket, new_ticket_id
+from core.kv.transports import tcp_send
 from core.kv.transports.base import Piece
-from core.kv.transports.tcp_send import TcpCarrier
+from core.kv.transports.tcp_send import TcpCarrier, TcpShipment
 from core.kv.transports.tcp_wire import (
     HEAD_BYTES,
     HELLO_BYTES,
@@ -31,11 +33,11 @@ from core.kv.transports.tcp_wire import (
 from tests.core.kv.receivers import (
     GROUPS,
     MODEL,
+    STREAMS,
     WAIT_S,
     Side,
     phase_of,
     receiver,
-    source_memory,
     whole,
 )
 
@@ -139,18 +141,17 @@ def test_an_unknown_head_ends_the_transfer() -> None:
 
 def test_a_hello_byte_by_byte_and_pieces_in_one_go_are_the_same() -> None:
     async def go() -> None:
-        source = source_memory()
         async with receiver("tcp") as side, Raw(side) as raw:
             for byte in encode_hello(side.ticket, MODEL):
                 await raw.say(bytes([byte]))
             await raw.hear()
             stream = b"".join(
                 encode_piece(one.key, one.size, xxh3_64_intdigest(whole(one))) + whole(one)
-                for one in side.blocks(source)
+                for one in side.pieces()
             )
             await raw.say(stream + encode_end(5))
             assert await raw.hear() == (Reply.READY, Refusal.TICKET)
-            for piece in side.blocks(source):
+            for piece in side.pieces():
                 assert side.received(piece.key) == whole(piece)
 
     asyncio.run(go())
@@ -235,3 +236,96 @@ def test_the_wire_reads_what_it_wrote() -> None:
     assert decode_reply(b"\x03\xff") is None
     with pytest.raises(TransferFailed, match="hexadecimal"):
         encode_hello(Ticket(id="no hex", generation=9, lease_s=1.0, endpoints=()), MODEL)
+
+
+# ---------------------------------------------------------------- several connections
+
+
+def test_streams_share_the_pieces_and_all_hear_that_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_send, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(tcp_send, "_TURN_S", 0.0)
+
+    async def go() -> None:
+        async with receiver(STREAMS, blocks=tuple(range(12))) as side:
+            used: list[object] = []
+            sending = tcp_send._Stream.send
+
+            async def note(stream: tcp_send._Stream, buffers: list[memoryview]) -> None:
+                used.append(stream)
+                await sending(stream, buffers)
+
+            monkeypatch.setattr(tcp_send._Stream, "send", note)
+            shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
+            await shipment.send(side.pieces())
+            assert [used.count(one) for one in dict.fromkeys(used)] == [8, 8, 8]
+            await shipment.finish(5)
+            await shipment.close()
+            assert side.incoming.computed_tokens == 5
+            for piece in side.pieces():
+                assert side.received(piece.key) == whole(piece)
+
+    asyncio.run(go())
+
+
+def test_one_stream_that_breaks_ends_the_transfer_on_both_sides() -> None:
+    async def go() -> None:
+        async with receiver(STREAMS) as side:
+            shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
+            assert isinstance(shipment, TcpShipment)
+            await shipment.send(side.pieces()[:2])
+            shipment._streams[1]._link.sock.shutdown(socket.SHUT_RDWR)
+            async with asyncio.timeout(WAIT_S):
+                await side.settled.wait()
+            assert side.incoming.failure is Failure.PEER_LOST
+            side.landing.withdraw(side.incoming)  # what its owner does then
+            async with asyncio.timeout(WAIT_S):
+                while any(not stream._reader.done() for stream in shipment._streams):
+                    await asyncio.sleep(0)
+            with pytest.raises(TransferFailed):
+                await shipment.finish(0)
+            await shipment.close()
+            assert len(side.failed) == 1, "told once, whatever the number of streams"
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["before the hello", "a stranger's"])
+def test_nobody_joins_a_transfer_who_did_not_begin_it(first: bool) -> None:
+    async def go() -> None:
+        async with receiver("tcp") as side, Raw(side) as raw, Raw(side) as other:
+            ticket = side.ticket
+            if first:
+                await raw.say(encode_hello(side.ticket, MODEL))
+                await raw.hear()
+                ticket = replace(ticket, id=new_ticket_id())
+            await other.say(encode_hello(ticket, MODEL, joins=True))
+            refusal = Refusal.TICKET if first else Refusal.CLOSED
+            assert await other.hear() == (Reply.FAILED, refusal)
+            assert not side.settled.is_set()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("host", "offers", "blocks", "expected"),
+    [
+        ("127.0.0.1", True, 1000, 1),
+        ("10.0.0.1", True, 1000, 4),
+        ("10.0.0.1", True, 20, 2),
+        ("10.0.0.1", True, 1, 1),
+        ("10.0.0.1", False, 1000, 1),
+    ],
+    ids=["one host", "large", "middling", "small", "an older receiver"],
+)
+def test_how_many_streams_are_worth_their_while(
+    host: str, offers: bool, blocks: int, expected: int
+) -> None:
+    endpoint = Endpoint(
+        0, f"{host}:1", 0, 1, 1, "uint8", 1 << 20, tuple(range(blocks)),
+        offers=(Offer("tcp", f"{host}:1"),) if offers else (),
+    )  # fmt: skip
+    ticket = Ticket(new_ticket_id(), 1, 1.0, (endpoint,))
+    assert TcpCarrier()._worthwhile(ticket, host) == expected
+    assert TcpCarrier(streams=7)._worthwhile(ticket, host) == (7 if offers else 1)

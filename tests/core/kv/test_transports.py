@@ -1,4 +1,4 @@
-"""Both transports through the same seam."""
+"""Every transport through the same seam."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ import pytest
 from core.errors import TransferFailed
 from core.kv.handoff import Failure, Phase
 from core.kv.ticket import PieceKey, Ticket, model_digest, new_ticket_id
-from core.kv.transports.base import Piece
 from tests.core.kv.receivers import (
     GEOMETRY,
+    KINDS,
     MODEL,
     WAIT_S,
     phase_of,
     receiver,
     send_all,
-    source_memory,
     whole,
 )
 
-both = pytest.mark.parametrize("kind", ["memory", "tcp"])
+every = pytest.mark.parametrize("kind", KINDS)
 
 
-@both
+@every
 def test_blocks_arrive_as_they_were_and_nothing_else_is_touched(kind: str) -> None:
     async def go() -> None:
-        source = source_memory()
         async with receiver(kind) as side:
             shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
-            pieces = side.blocks(source)
+            pieces = side.pieces()
             await shipment.send(pieces[:2])
             await shipment.renew()
             await shipment.send(pieces[2:])
@@ -51,10 +49,9 @@ def test_blocks_arrive_as_they_were_and_nothing_else_is_touched(kind: str) -> No
     asyncio.run(go())
 
 
-@both
+@every
 def test_an_abort_between_blocks_stops_the_writing_and_tells_the_sender(kind: str) -> None:
     async def go() -> None:
-        source = source_memory()
         async with receiver(kind) as side:
             told = asyncio.Event()
 
@@ -63,7 +60,7 @@ def test_an_abort_between_blocks_stops_the_writing_and_tells_the_sender(kind: st
                 told.set()
 
             shipment = await side.carrier.open(side.ticket, MODEL, failed)
-            pieces = side.blocks(source)
+            pieces = side.pieces()
             await shipment.send(pieces[:1])
             async with asyncio.timeout(WAIT_S):
                 while side.incoming.missing == len(pieces):
@@ -83,12 +80,12 @@ def test_an_abort_between_blocks_stops_the_writing_and_tells_the_sender(kind: st
     asyncio.run(go())
 
 
-@both
+@every
 def test_a_sender_that_leaves_early_fails_the_transfer(kind: str) -> None:
     async def go() -> None:
         async with receiver(kind) as side:
             shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
-            await shipment.send(side.blocks(source_memory())[:1])
+            await shipment.send(side.pieces()[:1])
             await shipment.close()
             async with asyncio.timeout(WAIT_S):
                 await side.settled.wait()
@@ -97,13 +94,12 @@ def test_a_sender_that_leaves_early_fails_the_transfer(kind: str) -> None:
     asyncio.run(go())
 
 
-@both
+@every
 def test_a_foreign_piece_is_refused_by_name(kind: str) -> None:
     async def go() -> None:
-        source = source_memory()
         async with receiver(kind) as side:
             shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
-            foreign = Piece(PieceKey(0, 0, 7), (source.block(0, 0),))
+            foreign = side.piece(PieceKey(0, 0, 7), 0)
             with pytest.raises(TransferFailed, match="piece"):
                 await send_all(shipment, [foreign])
             await shipment.close()
@@ -114,7 +110,7 @@ def test_a_foreign_piece_is_refused_by_name(kind: str) -> None:
     asyncio.run(go())
 
 
-@both
+@every
 @pytest.mark.parametrize("wrong", ["generation", "id", "model"])
 def test_a_wrong_ticket_is_refused_and_the_right_one_still_works(kind: str, wrong: str) -> None:
     async def go() -> None:
@@ -133,7 +129,7 @@ def test_a_wrong_ticket_is_refused_and_the_right_one_still_works(kind: str, wron
             shipment = await side.carrier.open(good, MODEL, side.failed.append)
             with pytest.raises(TransferFailed, match="refused: taken"):
                 await side.carrier.open(good, MODEL, side.failed.append)
-            await shipment.send(side.blocks(source_memory()))
+            await shipment.send(side.pieces())
             await shipment.finish(1)
             await shipment.close()
             assert phase_of(side.incoming) is Phase.READY
@@ -141,7 +137,7 @@ def test_a_wrong_ticket_is_refused_and_the_right_one_still_works(kind: str, wron
     asyncio.run(go())
 
 
-@both
+@every
 @pytest.mark.parametrize("who", ["owner", "stranger"])
 def test_a_hello_that_finds_the_lease_run_out_tells_the_receiver(kind: str, who: str) -> None:
     """Whoever notices the end must say so: the receiver's own timer finds nothing left to do."""
@@ -159,7 +155,7 @@ def test_a_hello_that_finds_the_lease_run_out_tells_the_receiver(kind: str, who:
     asyncio.run(go())
 
 
-@both
+@every
 def test_a_lease_that_has_run_out_refuses_the_next_piece(kind: str) -> None:
     async def go() -> None:
         now = [0.0]
@@ -167,7 +163,7 @@ def test_a_lease_that_has_run_out_refuses_the_next_piece(kind: str) -> None:
             shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
             now[0] = 31.0
             with pytest.raises(TransferFailed, match="expired"):
-                await send_all(shipment, side.blocks(source_memory()))
+                await send_all(shipment, side.pieces())
             await shipment.close()
             assert side.settled.is_set()
             assert side.incoming.failure is Failure.EXPIRED

@@ -112,16 +112,26 @@ def work(
     *,
     deadline_s: float = 60.0,
     resume: tuple[int, ...] = (),
+    chars_sent: int = 0,
+    spent: pb.Spent | None = None,
+    move: int = 0,
 ) -> pb.Work:
+    point = ResumePoint(choice=0, token_ids=resume, chars_sent=chars_sent)
     request = GenerateRequest(
         id=RequestId("r"),
         model=ModelName("m"),
         sampling=sampling or Sampling(),
         seed=1,
         rendered_at=0,
-        resume=(ResumePoint(choice=0, token_ids=resume, chars_sent=0),) if resume else (),
+        resume=(point,) if resume else (),
     )
-    return pb.Work(request=msgspec.msgpack.encode(request), token_ids=prompt, deadline_s=deadline_s)
+    return pb.Work(
+        request=msgspec.msgpack.encode(request),
+        token_ids=prompt,
+        deadline_s=deadline_s,
+        spent=spent,
+        move_min_tokens=move,
+    )
 
 
 def start(

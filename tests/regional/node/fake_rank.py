@@ -37,6 +37,7 @@ class _Held:
     running: bool = False
     prefill: bool = False
     reported: bool = False
+    spoken: bool = False
 
 
 class FakeRank:
@@ -72,6 +73,13 @@ class FakeRank:
     def fail(self, sequence: str, code: str) -> None:
         self._drop(SequenceId(sequence))
         self.receive(m.SequenceFailed(SequenceId(sequence), code, "as the test asked"))
+
+    def give_back(self, sequence: str) -> None:
+        """As when its blocks went to another; it has computed its whole prompt by then."""
+        spec = self._held[SequenceId(sequence)].spec
+        self._drop(SequenceId(sequence))
+        given = m.GivenBack(sequence=SequenceId(sequence), computed_tokens=len(spec.token_ids))
+        self.receive(m.Stepped(given_back=(given,), stats=self.stats()))
 
     def resume(self) -> None:
         self.paused = False
@@ -109,7 +117,7 @@ class FakeRank:
         assert sequence not in self._held
         count = -(-(len(spec.token_ids) - 1) // BLOCK_TOKENS)
         blocks = [[free.pop() for _ in range(count)] for free in self._free]
-        held = self._held[sequence] = _Held(spec, blocks)
+        held = self._held[sequence] = _Held(spec, blocks, generated=len(spec.output_ids))
         return held
 
     def _drop(self, sequence: SequenceId) -> None:
@@ -175,7 +183,8 @@ class FakeRank:
 
     def _generate(self, sequence: SequenceId, held: _Held) -> m.TokenOutput:
         first = None
-        if not held.generated:
+        if not held.spoken:
+            held.spoken = True
             first = len(held.spec.token_ids) - held.computed
         room = min(self.per_step, held.spec.max_tokens - held.generated)
         ids: list[int] = []

@@ -20,8 +20,8 @@ from core.types import FinishReason, GenerateRequest
 from regional.node.answer import Calls
 from regional.node.front import Front
 from regional.node.pool import Pool
-from regional.node.prefill import Sending
 from regional.node.receiving import OwnHost, Receiving
+from regional.node.seams import Sending
 from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import WAIT_S, Desk
 from tests.regional.node.fake_rank import END, GEOMETRY, FakeRank

@@ -203,7 +203,7 @@ def test_a_rank_that_dies_while_it_loads_is_one_line_too(
         limits=topology.limits,
         secret=SECRET,
         source=resolve_source(SOURCE),
-        router="127.0.0.1:1",
+        routers=("127.0.0.1:1",),
         rank_command=(sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"),
     )
     assert asyncio.run(serve(setup)) == EXIT_RANK_LOST
@@ -231,7 +231,7 @@ def test_a_rank_that_hangs_ends_the_front_with_one_line(
                 limits=topology.limits,
                 secret=SECRET,
                 source=resolve_source(SOURCE),
-                router=router.address,
+                routers=(router.address,),
                 patience=Patience(serving_s=3.0, look_s=0.1),
             )
             serving = asyncio.create_task(serve(setup))

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import psutil
 import pytest
 
@@ -33,6 +34,8 @@ CONFIG = m.RankConfig(
     kv_blocks=32,
     scripted=m.ScriptedConfig(end_id=7),
 )
+PULSING = msgspec.structs.replace(CONFIG, pulse_s=0.2)
+HASTY = Patience(exit_s=0.3)
 
 
 @asynccontextmanager
@@ -103,15 +106,16 @@ def test_a_rank_that_hangs_is_killed_and_named() -> None:
     """A stopped process, or one in a deadlock, keeps its socket: only its silence tells."""
 
     async def go() -> None:
-        async with rank(patience=Patience(serving_s=3.0, look_s=0.1)) as link:
+        patience = Patience(serving_s=1.0, look_s=0.1)
+        async with rank(config=PULSING, patience=patience) as link:
             await link.ready()
             with pytest.raises(TimeoutError):  # idle, it pulses: patience is never at its end
-                async with asyncio.timeout(4.0):
+                async with asyncio.timeout(1.5):
                     await link.lost()
             os.kill(link.pid, signal.SIGSTOP)
             async with asyncio.timeout(6):
                 error = await link.lost()
-            assert f"rank 0 of node n1 (pid {link.pid}) was silent for 3 s" in str(error)
+            assert f"rank 0 of node n1 (pid {link.pid}) was silent for 1 s" in str(error)
 
     asyncio.run(go())
 
@@ -131,14 +135,14 @@ def test_a_rank_that_hangs_while_it_loads_has_a_limit_of_its_own() -> None:
 
 def test_a_front_that_was_frozen_does_not_blame_its_rank() -> None:
     async def go() -> None:
-        async with rank(patience=Patience(serving_s=2.5, look_s=0.1)) as link:
+        async with rank(config=PULSING, patience=Patience(serving_s=1.0, look_s=0.1)) as link:
             await link.ready()
             os.kill(link.pid, signal.SIGSTOP)  # both are, as when a laptop sleeps
-            time.sleep(3.0)  # our loop stands still
+            time.sleep(1.2)  # our loop stands still
             await asyncio.sleep(0.3)  # we wake first, and look
             os.kill(link.pid, signal.SIGCONT)
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(3.0):
+                async with asyncio.timeout(1.2):
                     await link.lost()
 
     asyncio.run(go())
@@ -167,7 +171,7 @@ def test_a_rank_that_gives_up_is_quoted(capfd: pytest.CaptureFixture[str]) -> No
 )
 def test_a_rank_that_talks_nonsense_or_hangs_up_is_ended(code: str) -> None:
     async def go() -> None:
-        async with rank(script(code)) as link:
+        async with rank(script(code), patience=HASTY) as link:
             async with asyncio.timeout(5):
                 with pytest.raises(NodeLost, match="SIGKILL"):
                     await link.ready()
@@ -190,7 +194,7 @@ def test_memory_that_cannot_be_mapped_ends_the_rank() -> None:
     )
 
     async def go() -> None:
-        async with rank(script(code)) as link:
+        async with rank(script(code), patience=HASTY) as link:
             async with asyncio.timeout(10):
                 with pytest.raises(NodeLost, match="SIGKILL"):
                     await link.ready()
@@ -237,9 +241,9 @@ def test_a_rank_that_ignores_every_request_to_stop_is_killed() -> None:
     async def go() -> None:
         code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
         began = time.monotonic()
-        async with rank(script(code)):
+        async with rank(script(code), patience=HASTY):
             pass
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 3
 
     asyncio.run(go())
 

@@ -12,7 +12,8 @@ import pytest
 from core.errors import Forbidden, InvalidRequest
 from regional import rpc
 from regional.node import session as session_module
-from regional.node.prefill import Outbox
+from regional.node.ledger import Ledger
+from regional.node.seams import Outbox
 from regional.node.session import RouterSession
 from regional.pb import node_pb2 as pb
 from tests.regional.node.routers import SECRET, fake_router
@@ -61,6 +62,7 @@ async def dialling(
         user,
         join=lambda: join(secret),
         heartbeat=lambda: pb.NodeMessage(heartbeat=pb.Heartbeat(running=user.opened)),
+        ledger=Ledger(1, lambda _: None),
     )
     running = asyncio.create_task(session.run())
     try:
@@ -119,13 +121,13 @@ def test_a_session_that_never_lasts_is_asked_for_ever_more_slowly() -> None:
         user = User()
         async with fake_router() as router, dialling(router.address, user):
             began = asyncio.get_running_loop().time()
-            for round_ in range(1, 5):
+            for round_ in range(1, 4):
                 await user.joined(round_)
                 (await router.node("n")).session.end("the test wants so")
                 await router.until(lambda: "n" not in router.nodes)
-            await user.joined(5)
-            # 0.2 + 0.4 + 0.8 + 1.6 s lie between them, not four times a tenth
-            assert asyncio.get_running_loop().time() - began > 2.9
+            await user.joined(4)
+            # 0.2 + 0.4 + 0.8 s lie between them, not three times a tenth
+            assert asyncio.get_running_loop().time() - began > 1.3
 
     asyncio.run(go())
 

@@ -116,6 +116,7 @@ def test_a_ticket_for_nothing_needs_no_prefill() -> None:
 def test_many_transfers_at_once() -> None:
     async def test(reader: FakeNode, writer: FakeNode) -> None:
         await asyncio.gather(*(succeed(reader, writer, f"{n}.1") for n in range(6)))
+        await reader.until_empty()  # it hears of the end a little later
         assert reader.front.kv_bytes_sent == writer.front.kv_bytes_received == 60 * BLOCK_BYTES
 
     on_two_nodes(test)

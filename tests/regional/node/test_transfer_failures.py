@@ -86,6 +86,7 @@ class Meddling(TcpCarrier):
     """Sends properly until `meddle` takes over."""
 
     def __init__(self, meddle: Callable[[TcpShipment, Sequence[Piece]], Awaitable[None]]) -> None:
+        super().__init__()
         self._meddle = meddle
 
     async def open(
@@ -103,14 +104,14 @@ class Meddling(TcpCarrier):
 
 
 async def cut(shipment: TcpShipment, _: Sequence[Piece]) -> None:
-    shipment._sock.shutdown(socket.SHUT_RDWR)
+    shipment._streams[0]._link.sock.shutdown(socket.SHUT_RDWR)
     await shipment.renew()
 
 
 async def corrupt(shipment: TcpShipment, pieces: Sequence[Piece]) -> None:
     piece = pieces[0]
     head = encode_piece(piece.key, piece.size, xxh3_64_intdigest(b"".join(piece.parts)) ^ 1)
-    await shipment._send([memoryview(head), *piece.parts])
+    await shipment._streams[0].send([memoryview(head), *piece.parts])
     await shipment.finish(0)
 
 

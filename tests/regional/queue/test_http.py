@@ -13,9 +13,11 @@ from core.batches import (
     QUEUE_PRIORITY,
     BatchState,
     ItemAnswer,
+    OwedPage,
     QueuedItem,
     QueueReply,
     Submission,
+    Written,
 )
 from core.events import Delta, Done, Fault, event_decoder
 from core.types import GenerateRequest, ModelName
@@ -36,7 +38,7 @@ def _batch(*requests: GenerateRequest, name: str = "b1") -> Submission:
 async def _ask(
     here: Here, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    url = f"{here.base}/internal/v1/queue{path}"
+    url = f"{here.base}/internal/v1/{path}"
     sent = here.headers if headers is None else headers
     async with here.client.request(method, url, data=io.BytesIO(body), headers=sent) as answer:
         return answer.status, await answer.read()
@@ -53,7 +55,7 @@ async def _reply(
 async def _done(here: Here, name: str = "b1") -> tuple[ItemAnswer, ...]:
     async with asyncio.timeout(10):
         while True:
-            reply = await _reply(here, "GET", f"/{name}")
+            reply = await _reply(here, "GET", f"queue/{name}")
             assert isinstance(reply, BatchState)
             if reply.status == "done":
                 return reply.answers
@@ -65,7 +67,7 @@ def test_a_batch_runs_after_everybody_else_and_is_told(tmp_path: Path) -> None:
         async with region(tmp_path, NODE) as here:
             node = await here.joined(*NODE)
             body = msgspec.msgpack.encode(_batch(ask("one"), ask("x" * 5000, request_id="r2")))
-            queued = await _reply(here, "POST", "", body)
+            queued = await _reply(here, "POST", "queue", body)
             assert isinstance(queued, BatchState)
             start = await node.got("start")
             assert here.app.router.dispatcher.queued == 0
@@ -77,8 +79,20 @@ def test_a_batch_runs_after_everybody_else_and_is_told(tmp_path: Path) -> None:
             [fault] = answers[1]
             assert isinstance(fault, Fault)
             assert fault.code == "context_length_exceeded"
-            assert (await _ask(here, "POST", "/b1/told"))[0] == 204
-            told = await _reply(here, "GET", "/b1")
+            owed = await _reply(here, "GET", "owed?collector=a")
+            assert isinstance(owed, OwedPage)
+            assert [(one.request_id, one.outcome) for one in owed.items] == [
+                ("r1", "ok"), ("r2", "context_length_exceeded"),
+            ]  # fmt: skip
+            names = Written(request_ids=("r1", "r2", "r3"))
+            for fresh in (("r1", "r2"), ()):
+                wrote = msgspec.msgpack.encode(names)
+                reply = await _reply(here, "POST", "owed?collector=a", wrote)
+                assert reply == Written(request_ids=fresh)
+            for method, path in (("GET", "owed"), ("POST", "owed?collector=a")):
+                refusal = await _reply(here, method, path, b"\xc1")
+                assert isinstance(refusal, Fault)
+            told = await _reply(here, "GET", "queue/b1")
             assert isinstance(told, BatchState)
             assert told.told
             async with here.client.get(f"{here.base}/metrics") as page:
@@ -91,7 +105,7 @@ def test_a_router_that_is_started_again_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with region(tmp_path, NODE) as here:
             node = await here.joined(*NODE)
-            await _reply(here, "POST", "", msgspec.msgpack.encode(_batch(ask("one"))))
+            await _reply(here, "POST", "queue", msgspec.msgpack.encode(_batch(ask("one"))))
             await node.got("start")  # it runs, and then the router goes
         async with region(tmp_path, NODE) as here:
             node = await here.joined(*NODE)
@@ -105,7 +119,15 @@ def test_a_router_that_is_started_again_goes_on(tmp_path: Path) -> None:
     run(test())
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", ""), ("GET", "/b1"), ("POST", "/b1/told")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "queue"),
+        ("GET", "queue/b1"),
+        ("GET", "owed?collector=a"),
+        ("POST", "owed?collector=a"),
+    ],
+)
 def test_nothing_without_the_secret(tmp_path: Path, method: str, path: str) -> None:
     async def test() -> None:
         async with region(tmp_path, NODE) as here:
@@ -127,10 +149,10 @@ def test_what_is_no_batch(tmp_path: Path) -> None:
                 (whole, skewed, "version_skew"),
                 (b"x" * 5_000_000, None, "body_too_large"),
             ):
-                reply = await _reply(here, "POST", "", body, headers)
+                reply = await _reply(here, "POST", "queue", body, headers)
                 assert isinstance(reply, Fault)
                 assert reply.code == code
-            for path in ("/b1", "/b1?namespace=other", "/%00"):
+            for path in ("queue/b1", "queue/b1?namespace=other", "queue/%00"):
                 reply = await _reply(here, "GET", path)
                 assert isinstance(reply, Fault)
                 assert reply.code == "not_found"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from core.batches import KEEP_S, BatchState, QueuedItem, Submission
 from core.errors import ConfigError, NoCapacity
@@ -15,7 +18,7 @@ from core.events import Delta, Done, Event, Fault, Finish, event_decoder
 from core.types import FinishReason, GenerateRequest, ModelName, RequestId, Usage
 from regional.queue import store as store_module
 from regional.queue.rules import MAX_TRIES, Again, Answered
-from regional.queue.store import Job, Store
+from regional.queue.store import ORPHAN_S, Job, Store
 
 NOW = 1_000_000.0
 ANSWER: tuple[Event, ...] = (
@@ -36,6 +39,7 @@ def batch(name: str = "b1", size: int = 2, *, namespace: str = "", said: str = "
                 rendered_at=0,
             ),
             note=b"n%d" % i,
+            account=b"a%d" % i,
         )
         for i in range(size)
     )
@@ -74,10 +78,92 @@ def test_a_batch_from_beginning_to_end(store: Store) -> None:
     assert [one.note for one in state.answers] == [b"n0", b"n1"]
     assert [one.request_id for one in state.answers] == ["b1-0", "b1-1"]
     assert [tuple(event_decoder().feed(one.events)) for one in state.answers] == [(fault,), ANSWER]
-    store.told("b1", "")
+    used = {one.request_id: (one.account, one.outcome, one.usage) for one in store.owed("a")}
+    nothing = Usage(prompt_tokens=0, completion_tokens=0)
+    assert used == {
+        "b1-0": (b"a0", "context_length_exceeded", nothing),
+        "b1-1": (b"a1", "ok", Usage(prompt_tokens=3, completion_tokens=1)),
+    }
+    assert store.written("a", list(used)) == list(used)
     told = store.state("b1", "")
     assert told is not None
     assert told.told
+
+
+def _answered(store: Store, name: str, size: int = 2, collector: str = "a") -> None:
+    store.add(replace(batch(name, size), collector=collector), NOW)
+    for job in store.claim(size, NOW):
+        store.end(job, Answered(ANSWER), NOW)
+
+
+def _owed(store: Store, collector: str) -> list[str]:
+    return sorted(one.request_id for one in store.owed(collector))
+
+
+def test_usage_is_owed_to_one_ledger_until_it_is_written_there(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    store = Store(path)
+    _answered(store, "b1")
+    _answered(store, "b2", collector="b")
+    store.sweep(NOW + KEEP_S + 1)
+    assert _status(store) == "unknown"  # the answers are gone, and what they used is not
+    assert (_owed(store, "a"), _owed(store, "b"), _owed(store, "c")) == (
+        ["b1-0", "b1-1"], ["b2-0", "b2-1"], [],
+    )  # fmt: skip
+    assert store.written("b", ["b1-0"]) == []  # not b's to write
+    assert store.written("a", ["b1-0", "x"]) == ["b1-0"]
+    assert store.written("a", ["b1-0"]) == []
+    store.close()
+    again = Store(path)
+    assert (_owed(again, "a"), _owed(again, "b")) == (["b1-1"], ["b2-0", "b2-1"])
+    again.close()
+
+
+def test_what_a_ledger_that_is_gone_was_owed_is_the_next_ones() -> None:
+    now = [0.0]
+    store = Store(None, lambda: now[0])
+    _answered(store, "b1")
+    _answered(store, "b2", collector="")
+    now[0] = ORPHAN_S - 1
+    assert _owed(store, "b") == ["b2-0", "b2-1"]  # nobody's
+    assert _owed(store, "a") == ["b1-0", "b1-1"]
+    now[0] = 2 * ORPHAN_S - 2
+    assert _owed(store, "b") == ["b2-0", "b2-1"]
+    now[0] = 2 * ORPHAN_S
+    assert _owed(store, "b") == ["b1-0", "b1-1", "b2-0", "b2-1"]
+    assert _owed(store, "a") == []  # too late
+    assert store.written("a", ["b1-0"]) == []
+    store.close()
+
+
+def test_what_is_purged_before_it_ran_is_owed_as_nothing(store: Store) -> None:
+    """Its tenant was charged for it."""
+    _answered(store, "b1", 1)
+    store.add(replace(batch("b2", 2), collector="a"), NOW)
+    store.claim(1, NOW)
+    assert store.purge("") == 2
+    owed = {one.request_id: (one.outcome, one.usage.prompt_tokens) for one in store.owed("a")}
+    assert owed == {"b1-0": ("ok", 3), "b2-0": ("cancelled", 0), "b2-1": ("cancelled", 0)}
+
+
+def test_many_come_in_pages(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "PAGE_ITEMS", 3)
+    _answered(store, "b1", 7)
+    pages = []
+    while page := _owed(store, "a"):
+        pages.append(len(page))
+        store.written("a", page)
+    assert pages == [3, 3, 1]
+
+
+def test_a_file_of_another_release_is_not_guessed_at(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    Store(path).close()
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(ConfigError, match="another release"):
+        Store(path)
 
 
 def test_of_its_namespace_alone(store: Store) -> None:

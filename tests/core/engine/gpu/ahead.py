@@ -30,18 +30,15 @@ class AheadLayers(TorchLayers):
         mixed = super()._attend(qkv[there], kv, real, own, attention)
         return spread(mixed, there)
 
+    def _keep_latents(self, latents: Tensor, pool: Tensor, rows: PagedRows) -> None:
+        there, real = named(rows)
+        super()._keep_latents(latents[there], pool, real)
+
     def _attend_latents(
-        self,
-        queries: Tensor,
-        latents: Tensor,
-        pool: Tensor,
-        rows: PagedRows,
-        scale: float,
-        rank: int,
+        self, queries: Tensor, pool: Tensor, rows: PagedRows, scale: float, rank: int
     ) -> Tensor:
         there, real = named(rows)
-        mixed = super()._attend_latents(queries[there], latents[there], pool, real, scale, rank)
-        return spread(mixed, there)
+        return spread(super()._attend_latents(queries[there], pool, real, scale, rank), there)
 
 
 def named(rows: PagedRows) -> tuple[Tensor, PagedRows]:

@@ -10,6 +10,7 @@ import pytest
 
 from core.engine.engine import Engine
 from core.engine.gpu.device import HostDevice
+from core.engine.gpu.rank import Kit
 from core.engine.gpu.runner import DeviceRunner
 from core.engine.messages import (
     Begin,
@@ -36,9 +37,11 @@ def machine(folder: Path) -> Iterator[tuple[Engine, LoadedModel]]:
     config = RankConfig(node="n", socket_fd=-1, source=str(folder), kv_blocks=32, dtype="float32")
     runner = DeviceRunner(
         config,
-        device=HostDevice,
-        rehearse=lambda model, dtype, where: None,
-        ops=lambda where, dtype: AheadOps(dtype),
+        Kit(
+            device=HostDevice,
+            rehearse=lambda model, dtype, where: None,
+            ops=lambda where, dtype: AheadOps(dtype),
+        ),
     )
     try:
         loaded = runner.load(lambda stage, fraction: None)

@@ -35,7 +35,7 @@ def test_sizes_of_each_family(tmp_path: Path) -> None:
     assert sizes(WINDOW, tmp_path / "d").windows == (None, 40)
 
 
-COMMON = {"rms_norm", "add_rms_norm", "rotate", "silu_mul"}
+COMMON = {"rms_norm", "add_rms_norm", "rotate", "silu_mul", "draw"}
 KERNELS = {
     "llama3": {"decode_attention", "prefill_attention", "write_kv"},
     WINDOW: {"decode_attention", "prefill_attention", "write_kv"},

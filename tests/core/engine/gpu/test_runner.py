@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from core.engine.gpu.device import HostDevice
+from core.engine.gpu.rank import Kit
 from core.engine.gpu.runner import DeviceRunner
 from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel, Row, SequenceId, StepPlan
@@ -57,9 +58,11 @@ class Machine:
         self.config = RankConfig(**fields | {"source": str(folder)} | changes)  # type: ignore[arg-type]  # fields of every type
         self.runner = DeviceRunner(
             self.config,
-            device=self._device,
-            rehearse=self._rehearse,
-            ops=lambda where, dtype: AheadOps(dtype),
+            Kit(
+                device=self._device,
+                rehearse=self._rehearse,
+                ops=lambda where, dtype: AheadOps(dtype),
+            ),
         )
 
     def load(self) -> LoadedModel:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from core.engine import sampler
 from core.engine.gpu.sampler import UNSOUND, choose, numbers, plain, random_rows
 from core.engine.plan import History, SampleSpec
+from kernels.draw import draw_by_sorting
 
 BASE = SampleSpec(temperature=1.0, top_p=1.0, top_k=0, seed=3, choice=0, position=0)
 
@@ -34,6 +36,29 @@ def test_the_same_tokens_as_on_the_host(vocabulary: int) -> None:
     assert chosen(logits, specs) == expected
     alone = [chosen(logits[n : n + 1], specs[n : n + 1])[0] for n in range(len(specs))]
     assert alone == expected
+
+
+def test_the_best_candidates_decide_nearly_always() -> None:
+    """What they cannot decide is told apart, and drawn from all."""
+    asked: list[list[bool]] = []
+
+    def draw(logits: Tensor, given: Tensor, wanted: Tensor, ids: Tensor) -> None:
+        asked.append(wanted.tolist())
+        draw_by_sorting(logits, given, wanted, ids)
+
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 3000, generator=generator) * 6
+    logits[3] *= 0.001  # all alike: the best 256 are a tenth of the mass
+    specs = [
+        BASE,
+        replace(BASE, top_k=40, top_p=0.9),
+        replace(BASE, top_k=2000, temperature=9.0),
+        replace(BASE, seed=4),
+    ]
+    ids = choose(logits, numbers(specs), random_rows(specs), draw).tolist()
+    assert asked == [[False, False, True, True]]
+    expected = [one.token_id for one in sampler.sample(logits.clone(), specs) if one is not None]
+    assert ids == expected
 
 
 def test_the_distribution_is_followed() -> None:

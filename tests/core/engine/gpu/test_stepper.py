@@ -20,7 +20,7 @@ from core.engine.gpu.stepper import DeviceStepper, Launched
 from core.engine.plan import History, Row, SampleSpec, SequenceId, StepPlan, StepResult
 from core.engine.stepper import Stepper, kv_geometry
 from core.models.builder import build
-from core.models.decoder import Decoder
+from core.models.stage import Stage, whole_stage
 from core.models.weights import open_weights
 from kernels.ops import TorchOps
 from tests.core.engine.gpu.ahead import AheadOps
@@ -44,7 +44,6 @@ class Recording(HostDevice):
         if self.refuses:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captures += 1
-        run()
 
         def replay() -> None:
             self.replays += 1
@@ -58,32 +57,32 @@ class Pair:
 
     def __init__(self, folder: Path, *, most: int = 8) -> None:
         source = open_weights(folder)
-        host, ahead = (
-            build(source, ops=ops) for ops in (TorchOps(torch.float32), AheadOps(torch.float32))
-        )
+        host = build(source, ops=TorchOps(torch.float32))
+        ahead = whole_stage(source, AheadOps(torch.float32))
         self.device = Recording()
         self.geometry = kv_geometry(host.config, "float32", BLOCKS)
         self.host = Stepper(host, self.geometry, self._memory())
         self.shared = self._memory()
         self.ahead = self._stepper(ahead, self.shared, most)
-        self.decoder = ahead
+        self.stage = ahead
+        self.graph = 0
         self._launched: list[Launched] = []
         self._expected: list[StepResult] = []
 
     def _memory(self) -> mmap.mmap:
         return mmap.mmap(-1, self.geometry.pool_bytes)
 
-    def _stepper(self, decoder: Decoder, shared: mmap.mmap, most: int = 8) -> DeviceStepper:
-        return DeviceStepper(decoder, self.geometry, shared, self.device, most=most, context=256)
+    def _stepper(self, stage: Stage, shared: mmap.mmap, most: int = 8) -> DeviceStepper:
+        return DeviceStepper(stage, self.geometry, shared, self.device, most=most, context=256)
 
     def other(self) -> tuple[DeviceStepper, mmap.mmap]:
         """Another node with this model."""
         shared = self._memory()
-        return self._stepper(self.decoder, shared), shared
+        return self._stepper(self.stage, shared), shared
 
     def step(self, *rows: Row) -> None:
         plan = StepPlan(len(self._launched), rows)
-        self._launched.append(self.ahead.launch(plan))
+        self._launched.append(self.ahead.launch(plan, self.graph))
         self._expected.append(self.host.step(plan))
 
     def land(self) -> list[dict[SequenceId, tuple[int, ...] | str]]:
@@ -143,8 +142,8 @@ def test_steps_ahead_of_the_host(family: str, folders: dict[str, Path]) -> None:
     ]
     pair.step(follow("1", 58, RANDOM), follow("2", 5, RANDOM), follow("0", 23))
     assert pair.device.replays == 0
-    assert pair.ahead.capture(idle=True)  # steps of three rows were asked for twice
-    assert not pair.ahead.capture(idle=True)
+    assert pair.ahead.capture(4)
+    pair.graph = 4
     for step in range(3):
         pair.step(
             follow("2", 6 + step, RANDOM), follow("0", 24 + step), follow("1", 59 + step, RANDOM)
@@ -239,7 +238,7 @@ def test_prefixes_of_answers_are_on_the_host_block_by_block(folders: dict[str, P
     assert same() == [True, True]
 
 
-def test_a_graph_that_cannot_be_captured_is_not_tried_again(
+def test_a_graph_that_cannot_be_captured_is_told(
     folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = Pair(folders["llama3"])
@@ -247,8 +246,7 @@ def test_a_graph_that_cannot_be_captured_is_not_tried_again(
     pair.step(row("0", prompt(3), 0))
     pair.step(follow("0", 3))
     pair.step(follow("0", 4))
-    assert pair.ahead.capture(idle=True)
-    assert not pair.ahead.capture(idle=True)
+    assert not pair.ahead.capture(1)
     assert "1 rows go without a graph: operation not permitted" in caplog.text
     pair.step(follow("0", 5))
     pair.land()

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import (
     abort,
     answer_ids,
@@ -65,6 +66,14 @@ async def writer(world: World) -> AsyncIterator[TwoHosts]:
         yield TwoHosts(await world.router.node("writer"), first, second)
 
 
+def kv_of(pid: int) -> bytes:
+    """What lies in a rank's shared KV memory."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if entry.readlink().name.startswith("memfd:skerry-kv"):
+            return entry.read_bytes()
+    raise AssertionError(f"rank {pid} has no KV memory")
+
+
 def idle(node: Joined) -> bool:
     beats = node.desk.of("heartbeat")
     return bool(beats) and beats[-1].heartbeat.blocks_used == 0
@@ -97,6 +106,12 @@ def test_kv_lands_on_both_hosts_and_is_answered_from(tmp_path: Path) -> None:
             await node.desk.until(lambda: idle(node))
             node.say(start("c.1", given))
             assert answer_ids(await node.desk.ended("c.1"))[:-1] == SPOKEN
+
+            assert all(any(kv_of(rank.pid)) for rank in join.ranks)
+            node.say(pb.RouterMessage(purge=pb.Purge(id="p", namespace="")))
+            await node.desk.until(lambda: bool(node.desk.of("purged")))
+            assert node.desk.of("purged")[0].purged.error == ""
+            assert not any(any(kv_of(rank.pid)) for rank in join.ranks)
             hosts.first.terminate()
             assert await ended(hosts.first) == 0
             assert await ended(hosts.second) == 0
