@@ -16,9 +16,28 @@ from core.framing import FrameDecoder, encode_frame
 from core.types import FinishReason, NodeName, Timings, Usage
 
 __all__ = [
-    "Accepted", "Delta", "Done", "Event", "Fault", "Finish", "Moved",
+    "Accepted", "Delta", "Done", "Event", "Fault", "Finish", "Moved", "Placing",
     "TokenLogprob", "ToolCallDelta", "encode_frame", "event_decoder",
 ]  # fmt: skip
+
+
+class Placing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the router weighed when it placed a request. Tokens are of the prompt; seconds are its
+    estimates of what is lost by all who wait, None where there was nothing to weigh."""
+
+    reusable_tokens: int = 0
+    """The most that any pool of the region holds."""
+    held_tokens: int = 0
+    """Held by the node that reads."""
+    pulled_tokens: int = 0
+    """Fetched for it from `pulled_from`."""
+    pulled_from: NodeName | None = None
+    compute_tokens: int = 0
+    """Left for it to compute."""
+    alone_s: float | None = None
+    """Read by the decode node itself."""
+    split_s: float | None = None
+    """Read by a prefill node and handed over."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted", tag_field="kind"):
@@ -29,14 +48,18 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted", tag_fi
     prompt_tokens: int
     reason: str = ""
     """Why these nodes: a value of `regional.placement.Reason`."""
+    placing: Placing | msgspec.UnsetType = msgspec.UNSET
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved", tag_field="kind"):
-    """The request was placed again before its first delta; later events come from these nodes."""
+    """The request was placed again; later events come from these nodes. Before its first delta
+    because an attempt failed, after it because the answer was pushed out of a node's memory: the
+    next delta goes on where the last one ended."""
 
     prefill: NodeName | None
     decode: NodeName
     reason: str = ""
+    placing: Placing | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

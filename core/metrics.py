@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from core.status import RegionStatus
+from core.status import RegionStatus, TierStatus
 
 SEEN_BY_ALL = frozenset({"skerry_edge_region_up"})
 """What every worker process of an edge sees of the same world: not added up over them."""
@@ -79,6 +79,7 @@ class StatusCollector(Collector):
             "Share of the stages' time in which they stood still although there was work.",
             labels=node,
         )
+        tiers = TierFamilies()
         for status in self._source():
             running.add_metric([status.region], status.active)
             queued.add_metric([status.region], status.queued)
@@ -93,12 +94,50 @@ class StatusCollector(Collector):
                 accepted.add_metric(place, one.accepted_tokens)
                 if len(one.ranks) > 1:
                     between.add_metric(place, one.rank_bytes_sent)
+                tiers.add(place, one.tiers)
                 for stage, seconds in enumerate(one.stage_seconds):
                     busy.add_metric([*place, str(stage)], seconds)
                 if len(one.stage_seconds) > 1:
                     bubble.add_metric(place, one.pipeline_bubble)
         yield from (running, queued, generated, used, cached, drafted, accepted)
-        yield from (between, busy, bubble)
+        yield from (between, busy, bubble, *tiers.families)
+
+
+class TierFamilies:
+    """What nodes keep below their pools' memory, by region, node and tier."""
+
+    def __init__(self) -> None:
+        labels = ("region", "node", "tier")
+        self._blocks = GaugeMetricFamily(
+            "skerry_tier_blocks", "KV blocks that a node's tier holds.", labels=labels
+        )
+        self._up = GaugeMetricFamily(
+            "skerry_tier_up", "1 while the tier is used, 0 once something failed.", labels=labels
+        )
+        self._events = CounterMetricFamily(
+            "skerry_tier_block_events",
+            "KV blocks of a node's tier by what became of them: written, loaded, evicted, refused "
+            "(not kept), damaged, foreign (of another model, key or version), failed (by the "
+            "system).",
+            labels=(*labels, "event"),
+        )
+
+    @property
+    def families(self) -> tuple[Metric, ...]:
+        return self._blocks, self._up, self._events
+
+    def add(self, place: list[str], tiers: Iterable[TierStatus]) -> None:
+        for one in tiers:
+            where = [*place, one.kind]
+            self._blocks.add_metric(where, one.blocks)
+            self._up.add_metric(where, not one.off)
+            counts = {
+                "written": one.written, "loaded": one.loaded, "evicted": one.evicted,
+                "refused": one.refused, "damaged": one.damaged, "foreign": one.foreign,
+                "failed": one.failed,
+            }  # fmt: skip
+            for event, count in counts.items():
+                self._events.add_metric([*where, event], count)
 
 
 class EdgeMetrics:
@@ -197,7 +236,7 @@ class RouterMetrics:
         )
         self.replacements = Counter(
             "skerry_router_replacements_total",
-            "Requests placed again before their first delta, by the error that made it needed.",
+            "Requests placed again, by the error that made it needed, or as preempted.",
             ("code",),
             registry=registry,
         )
@@ -226,8 +265,9 @@ class RouterMetrics:
         )
         self.prompt_tokens = Counter(
             "skerry_router_prompt_tokens_total",
-            "Prompt tokens by what became of them: reusable (somewhere in the region), routed (held"
-            " where the request was placed), delivered (not computed), all.",
+            "Prompt tokens of answered requests by what became of them: reusable (somewhere in the"
+            " region), routed (held by the pool that was to read it), pulled (from another pool),"
+            " delivered (not computed), all.",
             ("kind",),
             registry=registry,
         )

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from core.events import Placing
 from core.types import ModelName, NodeName, RegionName, RequestId, Timings
 
 
@@ -63,6 +64,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     prefill: NodeName | None = None
     decode: NodeName | None = None
     node_reason: str = ""
+    placing: Placing | None = None
+    """What the region's router weighed, as far as it tells."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):

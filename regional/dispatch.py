@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from core.errors import NoCapacity
-from core.types import BLOCK_TOKENS, PoolId
+from core.types import BLOCK_TOKENS, ModelName, PoolId, Role
 from regional.cluster import Charge, Cluster, ClusterView
-from regional.kv_index import KvIndex
+from regional.kv_index import Held, KvIndex
 from regional.placement import (
     TYPICAL_ANSWER_TOKENS,
     Ask,
@@ -49,6 +49,8 @@ class Placed:
     prefill: Seat | None
     decode: Seat
     reusable_tokens: int
+    source: Seat | None = None
+    """Whom the reading node pulls from; nothing is counted there."""
 
     def release(self) -> None:
         for seat in (self.prefill, self.decode):
@@ -130,6 +132,15 @@ class Dispatcher:
                 self.poke()
             raise
 
+    def move_min_tokens(self, model: ModelName) -> int:
+        """From so many lost tokens of KV on, an answer that was pushed out of memory had better be
+        read anew by a prefill node; 0 where none of that model is up."""
+        nodes = self._cluster.view().nodes
+        readers = [one for one in nodes if one.role is Role.PREFILL and not one.draining]
+        if not any(one.offer(model) for one in readers):
+            return 0
+        return max(1, self._split_min_tokens)
+
     def poke(self) -> None:
         """Something may have become free: try again, once for all pokes of this loop turn."""
         self._changed()
@@ -154,6 +165,7 @@ class Dispatcher:
         self._poked = False
         scarce: set[tuple[str, Scarce]] = set()
         tried: Counter[str] = Counter()
+        view: ClusterView | None = None
         for waiting in tuple(self._line):
             model = waiting.ask.model
             if waiting.placed.done() or (model, Scarce.DECODE) in scarce:
@@ -161,8 +173,9 @@ class Dispatcher:
             if tried[model] >= LOOK_AHEAD:
                 continue
             tried[model] += 1
+            view = view or self._cluster.view()
             try:
-                outcome = self._decide(waiting, prefill_scarce=(model, Scarce.PREFILL) in scarce)
+                outcome = self._decide(view, waiting, (model, Scarce.PREFILL) in scarce)
             except Exception as error:  # noqa: BLE001 - raised in the coroutine that waits for it
                 self._line.remove(waiting)
                 waiting.placed.set_exception(error)
@@ -172,41 +185,44 @@ class Dispatcher:
             else:
                 self._line.remove(waiting)
                 waiting.placed.set_result(outcome)
+                view = None  # it counts now
 
-    def _decide(self, waiting: _Waiting, *, prefill_scarce: bool) -> Placed | Wait:
-        view = self._cluster.view()
-        overlaps = self._overlaps(view, waiting)
-        decision = place(view, overlaps, waiting.ask, split_min_tokens=self._split_min_tokens)
+    def _decide(self, view: ClusterView, waiting: _Waiting, prefill_scarce: bool) -> Placed | Wait:
+        held = self._held(view, waiting)
+        decision = place(view, held, waiting.ask, split_min_tokens=self._split_min_tokens)
         if isinstance(decision, Wait):
             return decision
         if decision.prefill is not None and prefill_scarce:
             return Wait(Scarce.PREFILL)  # an older request waits for that node
-        return self._seat(decision, waiting, overlaps)
+        return self._seat(decision, waiting, held)
 
-    def _overlaps(self, view: ClusterView, waiting: _Waiting) -> Mapping[PoolId, int]:
-        return {
-            node.pool: self._index.overlap(node.pool, waiting.reading.hashes(offer.fingerprint))
-            for node in view.nodes
-            if (offer := node.offer(waiting.ask.model)) is not None
-        }
+    def _held(self, view: ClusterView, waiting: _Waiting) -> Mapping[PoolId, Held]:
+        """What each pool that serves the model holds of the prompt."""
+        pools: dict[bytes, list[PoolId]] = {}
+        for node in view.nodes:
+            if (offer := node.offer(waiting.ask.model)) is not None:
+                pools.setdefault(offer.fingerprint, []).append(node.pool)
+        held: dict[PoolId, Held] = {}
+        for fingerprint, those in pools.items():
+            found = self._index.overlaps(waiting.reading.hashes(fingerprint))
+            held.update((pool, found[pool]) for pool in those if pool in found)
+        return held
 
-    def _seat(
-        self, decision: Placement, waiting: _Waiting, overlaps: Mapping[PoolId, int]
-    ) -> Placed:
-        choices = waiting.ask.choices
-        answer = min(waiting.ask.max_tokens or TYPICAL_ANSWER_TOKENS, TYPICAL_ANSWER_TOKENS)
-        prefill = None
+    def _seat(self, decision: Placement, waiting: _Waiting, held: Mapping[PoolId, Held]) -> Placed:
+        prefill = source = None
         if decision.prefill is not None:
             prefill = self._charged(decision.prefill, prefill_tokens=decision.compute_tokens)
         decode = self._charged(
             decision.decode,
             prefill_tokens=decision.compute_tokens if prefill is None else None,
-            answer_tokens=answer * choices,
-            choices=choices,
+            answer_tokens=waiting.ask.answer_tokens,
+            choices=waiting.ask.choices,
         )
-        most = max(overlaps.values(), default=0) * BLOCK_TOKENS
+        if decision.pull is not None:
+            source = self._charged(decision.pull.source, prefill_tokens=None)
+        most = max((one.blocks for one in held.values()), default=0) * BLOCK_TOKENS
         self._changed()
-        return Placed(decision, prefill, decode, reusable_tokens=most)
+        return Placed(decision, prefill, decode, reusable_tokens=most, source=source)
 
     def _charged(
         self,

@@ -18,6 +18,7 @@ from core.types import (
     GenerateRequest,
     Message,
     ModelName,
+    ResumePoint,
     Sampling,
     Tool,
     ToolChoice,
@@ -74,13 +75,26 @@ class Reading:
         self.token_ids = token_ids
         self._hashes: dict[bytes, list[bytes]] = {}
 
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """What was generated before, where the answer is to go on: read together with the prompt.
+        Of several choices, the first one's."""
+        return next((one.token_ids for one in self.request.resume if one.choice == 0), ())
+
+    def continued(self, token_ids: Sequence[int], chars_sent: int) -> Reading:
+        """The same request, whose only choice stands there by now."""
+        point = ResumePoint(choice=0, token_ids=tuple(token_ids), chars_sent=chars_sent)
+        request = msgspec.structs.replace(self.request, resume=(point,))
+        return Reading(request, self.token_ids)
+
     def hashes(self, fingerprint: bytes) -> list[bytes]:
         """Of the full blocks among the first n−1 tokens: what prefill makes and decode may hold."""
         known = self._hashes.get(fingerprint)
         if known is None:
-            whole = (len(self.token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+            tokens = [*self.token_ids, *self.output_ids]
+            whole = (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
             root = block_root(fingerprint, self.request.namespace)
-            known = self._hashes[fingerprint] = block_hashes(root, self.token_ids[:whole])
+            known = self._hashes[fingerprint] = block_hashes(root, tokens[:whole])
         return known
 
 

@@ -30,10 +30,12 @@ from core.naps import nap
 from core.types import GenerateRequest, PoolId, RequestId
 from regional.cluster import Cluster, pools_of
 from regional.dispatch import Dispatcher, Placed
+from regional.hits import Hits
 from regional.kv_index import KvIndex
 from regional.life import Body, Life, Write
 from regional.pb import node_pb2 as pb
 from regional.prefixes import Prefixes, request_ids, standing_blocks
+from regional.purging import Purges
 from regional.reading import Reader, Reading
 from regional.rpc import NodeSession
 
@@ -65,6 +67,8 @@ class Router:
             split_min_tokens=region.split_min_tokens,
             changed=changed,
         )
+        self.hits = Hits(metrics)
+        self.purges = Purges(lambda: (member.session for member in self.cluster.members()))
         self.draining = False
         self._limits = limits
         self._reader = reader
@@ -105,6 +109,13 @@ class Router:
         """Idempotent; an unknown id is nothing."""
         if (life := self._by_id.get(request_id)) is not None:
             life.stop(Cancelled("the request was cancelled"))
+
+    def stop_namespace(self, namespace: str) -> int:
+        """End all that runs for it: how many requests that were."""
+        lives = [one for one in self._lives if one.request.namespace == namespace]
+        for life in lives:
+            life.stop(Cancelled("what is kept of this namespace is purged"))
+        return len(lives)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse what is new, let what runs end, stop the rest after `grace_s`."""
@@ -178,6 +189,8 @@ class Router:
         self._metrics.requests.labels(outcome).inc()
         if isinstance(life.closing, Done):
             self._observe(life.closing)
+            if life.placed is not None:
+                self.hits.answered(life.placed, life.closing)
         self._changed()
 
     def _prompt_read(self, request: GenerateRequest, reading: Reading, placed: Placed) -> None:
@@ -195,7 +208,6 @@ class Router:
         if usage.completion_tokens > 1:
             metrics.token_seconds.observe(timings.decode_s / (usage.completion_tokens - 1))
         metrics.kv_bytes.inc(timings.kv_bytes)
-        metrics.prompt_tokens.labels("delivered").inc(usage.cached_tokens)
 
     # ------------------------------------------------------------------ nodes
 
@@ -219,7 +231,9 @@ class Router:
                 self.index.leave(pool)
         pools = _pools(session)
         for pool in pools:
-            self.index.join(pool, limit=sum(m.blocks for m in session.join.models))
+            models = session.join.models
+            below = sum(one.tier_blocks for one in models)
+            self.index.join(pool, limit=sum(one.blocks for one in models), below=below)
         log.info("node %s joined as %s, pid %d", session.name, session.join.role, session.join.pid)
         self.dispatcher.poke()
 
@@ -236,8 +250,16 @@ class Router:
                 self._tell(session, message.reserved)
             case "prefill_done":
                 self._tell(session, message.prefill_done)
+            case "pulling":
+                self._tell(session, message.pulling)
+            case "sent":
+                self._tell(session, message.sent)
             case "failed":
                 self._tell(session, message.failed)
+            case "purged":
+                self.purges.heard(session, message.purged)
+            case "preempted":
+                self._tell(session, message.preempted)
             case "cache_events":
                 self._cache_events(session, message.cache_events)
             case "heartbeat":
@@ -273,16 +295,18 @@ class Router:
 
     def _cache_events(self, session: NodeSession, events: pb.CacheEvents) -> None:
         pool = PoolId(session.name, events.pool)
-        was_known = self.index.known(pool)
+        was_known = self.index.known(pool, events.tier)
         known = self.index.apply(
             pool,
             sequence=events.sequence,
             snapshot=events.snapshot,
             stored=events.stored,
             evicted=events.evicted,
+            tier=events.tier,
         )
         if was_known and not known:
-            log.warning("node %s: cache events do not add up; its cache is unknown", session.name)
+            log.warning("node %s: cache events do not add up; it shall tell anew", session.name)
+            session.send(pb.RouterMessage(recount=pb.Recount()))
 
 
 def _pools(session: NodeSession) -> list[PoolId]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from core.batches import QueueReply, Submission
+from core.batches import OwedPage, QueueReply, Submission, Written
 from core.errors import (
     BodyTooLarge,
     InvalidRequest,
@@ -25,6 +25,7 @@ _BYTES_PER_ITEM = 4096
 MAX_BODY_ITEMS = 1024
 
 _decode = msgspec.msgpack.Decoder(Submission).decode
+_decode_written = msgspec.msgpack.Decoder(Written).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -48,7 +49,8 @@ class QueueHttp:
         return [
             web.post("/internal/v1/queue", self._add),
             web.get("/internal/v1/queue/{batch}", self._state),
-            web.post("/internal/v1/queue/{batch}/told", self._told),
+            web.get("/internal/v1/owed", self._owed),
+            web.post("/internal/v1/owed", self._written),
         ]
 
     async def _add(self, http: web.Request) -> web.Response:
@@ -71,13 +73,26 @@ class QueueHttp:
             reply = to_fault(error)
         return _answer(reply)
 
-    async def _told(self, http: web.Request) -> web.Response:
+    async def _owed(self, http: web.Request) -> web.Response:
         self._check(http)
         try:
-            await self._kept.told(*_named(http))
+            _check_wire(http)
+            items = await self._kept.owed(_collector(http))
+            reply: QueueReply = OwedPage(items=tuple(items))
         except RequestError as error:
-            return _answer(to_fault(error))
-        return web.Response(status=204)
+            reply = to_fault(error)
+        return _answer(reply)
+
+    async def _written(self, http: web.Request) -> web.Response:
+        self._check(http)
+        try:
+            _check_wire(http)
+            told = _told(await self._body(http))
+            fresh = await self._kept.written(_collector(http), told.request_ids)
+            reply: QueueReply = Written(request_ids=tuple(fresh))
+        except RequestError as error:
+            reply = to_fault(error)
+        return _answer(reply)
 
     async def _body(self, http: web.Request) -> bytes:
         pieces = bytearray()
@@ -93,6 +108,20 @@ def _submission(body: bytes) -> Submission:
         return _decode(body)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the body is no batch: {error}") from error
+
+
+def _told(body: bytes) -> Written:
+    try:
+        return _decode_written(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body names no requests: {error}") from error
+
+
+def _collector(http: web.Request) -> str:
+    name = http.query.get("collector", "")
+    if not name:
+        raise InvalidRequest("a collector has a name")
+    return name
 
 
 def _named(http: web.Request) -> tuple[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, TypeVar
 
-from core.batches import BatchState, Submission
+from core.batches import BatchState, Owed, Submission
 from core.errors import InternalError
 from regional.queue.rules import Again, Answered
 from regional.queue.store import Job, Store
@@ -43,12 +43,21 @@ class KeptQueue:
     async def state(self, batch: str, namespace: str) -> BatchState | None:
         return await self._do(Store.state, batch, namespace)
 
-    async def told(self, batch: str, namespace: str) -> None:
-        await self._do(Store.told, batch, namespace)
+    async def owed(self, collector: str) -> list[Owed]:
+        """What this ledger is to write down, or a part of it."""
+        return await self._do(Store.owed, collector)
+
+    async def written(self, collector: str, request_ids: Sequence[str]) -> list[str]:
+        """Those that were owed until now."""
+        return await self._do(Store.written, collector, request_ids)
 
     async def waiting(self) -> int:
         """Items without an answer."""
         return await self._do(Store.waiting)
+
+    async def purge(self, namespace: str) -> int:
+        """How many batches it had."""
+        return await self._do(Store.purge, namespace)
 
     async def sweep(self) -> None:
         await self._do(Store.sweep, self._clock())

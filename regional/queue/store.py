@@ -1,24 +1,33 @@
 """The queue on disk: SQLite, one connection, used by one thread.
 
-What a request said is deleted with its row's answer, and deleted bytes are overwritten. Times are
-Unix seconds: they must mean the same after a restart.
+What a request said is deleted with its row's answer, and deleted bytes are overwritten. What it
+used is a row of its own, which outlives the batch until a ledger has it. Times are Unix seconds:
+they must mean the same after a restart.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from core.batches import KEEP_S, BatchState, ItemAnswer, Submission
-from core.errors import ConfigError, DeadlineExceeded, InvalidRequest, NoCapacity, to_fault
-from core.events import Event, encode_frame
-from core.types import GenerateRequest, ModelName
+from core.batches import KEEP_S, BatchState, ItemAnswer, Owed, Submission
+from core.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    NoCapacity,
+    to_fault,
+)
+from core.events import Done, Event, Fault, encode_frame
+from core.types import GenerateRequest, ModelName, Usage
 from regional.queue.rules import Again, Answered, ItemState, after_restart
 
 MAX_ITEMS = 10_000
@@ -26,6 +35,10 @@ MAX_ITEMS = 10_000
 MAX_BYTES = 512 << 20
 """Of requests and answers together."""
 FULL_RETRY_S = 60.0
+ORPHAN_S = 3600.0
+"""A ledger that has not asked for so long is gone: the next one that asks has what it was owed."""
+PAGE_ITEMS = 500
+_VERSION = 1
 _PAGE = 4096
 _decode = msgspec.msgpack.Decoder(GenerateRequest).decode
 _PRAGMAS = (
@@ -38,14 +51,21 @@ _PRAGMAS = (
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS batches (
     id TEXT PRIMARY KEY, namespace TEXT NOT NULL, model TEXT NOT NULL,
-    created REAL NOT NULL, open INTEGER NOT NULL, done REAL, told INTEGER NOT NULL DEFAULT 0
+    created REAL NOT NULL, open INTEGER NOT NULL, done REAL, collector TEXT NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS items (
     batch TEXT NOT NULL REFERENCES batches (id) ON DELETE CASCADE, number INTEGER NOT NULL,
     state TEXT NOT NULL, tries INTEGER NOT NULL DEFAULT 0, not_before REAL NOT NULL DEFAULT 0,
-    request_id TEXT NOT NULL, note BLOB NOT NULL, request BLOB, events BLOB,
+    request_id TEXT NOT NULL, note BLOB NOT NULL, account BLOB NOT NULL, request BLOB, events BLOB,
     PRIMARY KEY (batch, number)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS owed (
+    request_id TEXT PRIMARY KEY, batch TEXT NOT NULL, collector TEXT NOT NULL,
+    account BLOB NOT NULL, model TEXT NOT NULL, outcome TEXT NOT NULL,
+    prompt INTEGER NOT NULL, completion INTEGER NOT NULL, cached INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS owed_to ON owed (collector);
+CREATE INDEX IF NOT EXISTS owed_of ON owed (batch);
 CREATE INDEX IF NOT EXISTS queued ON items (not_before) WHERE state = 'queued';
 """
 
@@ -63,7 +83,11 @@ class Job:
 class Store:
     """`path` None keeps it in memory. Raises ConfigError where the file cannot be used."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._ticks = ticks
+        self._opened = ticks()
+        self._asked: dict[str, float] = {}
+        """When each ledger asked last."""
         self._turn = 0
         self._turns: dict[str, int] = {}
         try:
@@ -74,12 +98,19 @@ class Store:
             )
             for pragma in _PRAGMAS:
                 self._db.execute(f"PRAGMA {pragma}")
-            self._db.executescript(_SCHEMA)
+            self._prepare(path)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"{path}: the queue cannot be kept there: {error}") from error
 
     def close(self) -> None:
         self._db.close()
+
+    def _prepare(self, path: Path | None) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if version != _VERSION and tables:
+            raise ConfigError(f"{path}: a queue of another release; move it away")
+        self._db.executescript(f"{_SCHEMA} PRAGMA user_version = {_VERSION};")
 
     def recover(self, now: float) -> None:
         """After a start: what ran then is queued again, or answered with a failure."""
@@ -101,9 +132,12 @@ class Store:
             "SELECT count(*) FROM items WHERE request IS NOT NULL"
         ).fetchone()
         rows = [
-            (batch.id, i, one.request.id, one.note, msgspec.msgpack.encode(one.request))
+            (
+                batch.id, i, one.request.id, one.note, one.account,
+                msgspec.msgpack.encode(one.request),
+            )
             for i, one in enumerate(batch.items)
-        ]
+        ]  # fmt: skip
         size = sum(len(row[-1]) for row in rows)
         if items + len(rows) > MAX_ITEMS or self.size() + size > MAX_BYTES:
             raise NoCapacity(
@@ -111,12 +145,13 @@ class Store:
             )
         with self._writing():
             self._db.execute(
-                "INSERT INTO batches (id, namespace, model, created, open) VALUES (?, ?, ?, ?, ?)",
-                (batch.id, batch.namespace, batch.model, now, len(rows)),
+                "INSERT INTO batches (id, namespace, model, created, open, collector)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (batch.id, batch.namespace, batch.model, now, len(rows), batch.collector),
             )
             self._db.executemany(
-                "INSERT INTO items (batch, number, state, request_id, note, request)"
-                " VALUES (?, ?, 'queued', ?, ?, ?)",
+                "INSERT INTO items (batch, number, state, request_id, note, account, request)"
+                " VALUES (?, ?, 'queued', ?, ?, ?, ?)",
                 rows,
             )
         return BatchState(status=ItemState.QUEUED, model=batch.model)
@@ -147,7 +182,8 @@ class Store:
     def state(self, batch: str, namespace: str) -> BatchState | None:
         """None: there is no such batch, or not of this namespace."""
         row = self._db.execute(
-            "SELECT model, open, told FROM batches WHERE id = ? AND namespace = ?",
+            "SELECT model, open, NOT EXISTS (SELECT 1 FROM owed WHERE batch = id)"
+            " FROM batches WHERE id = ? AND namespace = ?",
             (batch, namespace),
         ).fetchone()
         if row is None:
@@ -165,12 +201,59 @@ class Store:
         answers = tuple(ItemAnswer(request_id=r, note=n, events=e) for r, n, e in rows)
         return BatchState(status="done", model=model, answers=answers, told=told)
 
-    def told(self, batch: str, namespace: str) -> None:
-        """The answers went out and are counted."""
-        self._db.execute(
-            "UPDATE batches SET told = 1 WHERE id = ? AND namespace = ? AND open = 0",
-            (batch, namespace),
+    def owed(self, collector: str) -> list[Owed]:
+        """Up to PAGE_ITEMS that this ledger is to write down. What is owed to nobody, or to one
+        that is gone, becomes this one's."""
+        now = self._ticks()
+        self._asked[collector] = now
+        for (other,) in self._db.execute("SELECT DISTINCT collector FROM owed").fetchall():
+            if not other or now - self._asked.get(other, self._opened) >= ORPHAN_S:
+                self._db.execute(
+                    "UPDATE owed SET collector = ? WHERE collector = ?", (collector, other)
+                )
+        rows = self._db.execute(
+            "SELECT request_id, account, model, outcome, prompt, completion, cached FROM owed"
+            " WHERE collector = ? LIMIT ?",
+            (collector, PAGE_ITEMS),
         )
+        return [
+            Owed(
+                request_id=name,
+                account=account,
+                model=ModelName(model),
+                outcome=outcome,
+                usage=Usage(
+                    prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached
+                ),
+            )
+            for name, account, model, outcome, prompt, completion, cached in rows
+        ]
+
+    def written(self, collector: str, request_ids: Sequence[str]) -> list[str]:
+        """This ledger has them: those that were owed to it until now."""
+        with self._writing():
+            return [
+                name
+                for name in request_ids
+                if self._db.execute(
+                    "DELETE FROM owed WHERE request_id = ? AND collector = ?", (name, collector)
+                ).rowcount
+            ]
+
+    def purge(self, namespace: str) -> int:
+        """Delete the batches of a namespace, asked and answered, and overwrite what they said: how
+        many those were. What is owed for them stays, for what never ran nothing."""
+        with self._writing():
+            self._db.execute(
+                "INSERT OR IGNORE INTO owed (request_id, batch, collector, account, model, outcome,"
+                " prompt, completion, cached) SELECT request_id, batch, collector, account, model,"
+                " ?, 0, 0, 0 FROM items JOIN batches ON id = batch"
+                " WHERE namespace = ? AND state != 'answered'",
+                (Cancelled.code, namespace),
+            )
+            return self._db.execute(
+                "DELETE FROM batches WHERE namespace = ?", (namespace,)
+            ).rowcount
 
     def sweep(self, now: float) -> None:
         """Give up what was queued for too long, and forget results that were kept long enough."""
@@ -234,11 +317,25 @@ class Store:
             " WHERE batch = ? AND number = ? AND state != 'answered'",
             (frames, batch, number),
         ).rowcount
+        if changed:
+            self._owe(batch, number, events[-1])
         self._db.execute(
             "UPDATE batches SET open = open - :changed, done = iif(open = :changed, :now, NULL)"
             " WHERE id = :batch AND :changed",
             {"changed": changed, "now": now, "batch": batch},
         )
+
+    def _owe(self, batch: str, number: int, end: Event) -> None:
+        usage = end.usage if isinstance(end, Done) else Usage(prompt_tokens=0, completion_tokens=0)
+        self._db.execute(
+            "INSERT OR IGNORE INTO owed (request_id, batch, collector, account, model, outcome,"
+            " prompt, completion, cached) SELECT request_id, batch, collector, account, model,"
+            " ?, ?, ?, ? FROM items JOIN batches ON id = batch WHERE batch = ? AND number = ?",
+            (
+                end.code if isinstance(end, Fault) else "ok",
+                usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, batch, number,
+            ),
+        )  # fmt: skip
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

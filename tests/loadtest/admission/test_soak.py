@@ -39,7 +39,8 @@ def test_ledgers_hold_what_callers_were_told_while_processes_die(
 ) -> None:
     needed("redis-server")
     with cast(tmp_path, edges=edges, workers=2, tokens_per_minute=limit) as running:
-        seen, window = asyncio.run(traffic.run(running, requests))
+        with traffic.window_of(running, limit) as window:
+            seen = asyncio.run(traffic.run(running, requests, window))
         verdict = judge(seen, records_of(running))
         assert "ended" in (running.edges[0].state / "edge.log").read_text()  # a worker was killed
     assert verdict.requests == requests
@@ -47,7 +48,7 @@ def test_ledgers_hold_what_callers_were_told_while_processes_die(
     assert verdict.refused > 5  # the tight tenant asked for more than it may
     assert (verdict.matched, verdict.unheard, verdict.twice) == (verdict.answered, 0, 0)
     assert verdict.written == verdict.sent
-    assert 0 < window.highest() <= limit
+    assert 0 < window.highest <= limit
 
 
 def test_what_admission_adds_is_measured_in_processes_that_share_a_ledger(tmp_path: Path) -> None:
