@@ -110,6 +110,7 @@ class Journal:
             prefill=event.prefill,
             decode=event.decode,
             node_reason=event.reason,
+            placing=event.placing or None,
         )
 
     def first(self) -> None:

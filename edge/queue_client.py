@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
-from core.batches import BatchState, QueueReply, Submission
+from core.batches import BatchState, Owed, OwedPage, QueueReply, Submission, Written
 from core.errors import IncompleteStream, RegionUnavailable, VersionSkew, from_fault
 from core.events import Fault
 from core.types import WIRE_VERSION, ModelName, RegionName
@@ -25,6 +25,7 @@ SUBMIT_S, ASK_S = 30.0, 10.0
 RETRY_S = 2.0
 """After a region was not reached: as long as one takes that was started again."""
 _WIRE = str(WIRE_VERSION)
+_Reply = TypeVar("_Reply", BatchState, OwedPage, Written)
 _decode = msgspec.msgpack.Decoder(QueueReply).decode
 
 
@@ -40,8 +41,12 @@ class QueueClient(Protocol):
         """Raises NotFound."""
         ...
 
-    async def told(self, batch: str, namespace: str) -> None:
-        """The answers of this batch are counted."""
+    async def owed(self, collector: str) -> Sequence[Owed]:
+        """Usage that the ledger of this name is to write down; more may come afterwards."""
+        ...
+
+    async def written(self, collector: str, request_ids: Sequence[str]) -> frozenset[str]:
+        """They are in that ledger. Those that were owed until now; asked again, none."""
         ...
 
 
@@ -75,27 +80,37 @@ class HttpQueueClient:
         delay_s: float = 0.0,
     ) -> None:
         self._name = name
-        self._base = f"http://{address}/internal/v1/queue"
+        self._base = f"http://{address}/internal/v1/"
         self._session = session
         self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
         self._delay_s = delay_s
 
     async def submit(self, batch: Submission) -> BatchState:
-        return _state(await self._ask("POST", "", SUBMIT_S, msgspec.msgpack.encode(batch)))
+        body = msgspec.msgpack.encode(batch)
+        return _one(BatchState, await self._ask("POST", "queue", SUBMIT_S, {}, body))
 
     async def state(self, batch: str, namespace: str) -> BatchState:
-        return _state(await self._ask("GET", f"/{batch}", ASK_S, namespace=namespace))
+        named = {"namespace": namespace}
+        return _one(BatchState, await self._ask("GET", f"queue/{batch}", ASK_S, named))
 
-    async def told(self, batch: str, namespace: str) -> None:
-        await self._ask("POST", f"/{batch}/told", ASK_S, namespace=namespace)
+    async def owed(self, collector: str) -> Sequence[Owed]:
+        named = {"collector": collector}
+        return _one(OwedPage, await self._ask("GET", "owed", ASK_S, named)).items
+
+    async def written(self, collector: str, request_ids: Sequence[str]) -> frozenset[str]:
+        body = msgspec.msgpack.encode(Written(request_ids=tuple(request_ids)))
+        named = {"collector": collector}
+        return frozenset(
+            _one(Written, await self._ask("POST", "owed", ASK_S, named, body)).request_ids
+        )
 
     async def _ask(
         self,
         method: str,
         path: str,
         within_s: float,
+        named: dict[str, str],
         body: bytes | None = None,
-        namespace: str = "",
     ) -> bytes:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
@@ -106,27 +121,29 @@ class HttpQueueClient:
                     method,
                     self._base + path,
                     data=io.BytesIO(body) if body is not None else None,
-                    params={"namespace": namespace},
+                    params=named,
                     headers=self._headers,
                 ) as answer,
             ):
                 data = await answer.read()
-        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+        except aiohttp.ClientConnectorError as error:
             raise RegionUnavailable(
                 f"region {self._name} is not reached: {error}", retry_after_s=RETRY_S
             ) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise IncompleteStream(f"the answer from region {self._name} was cut") from error
-        if answer.status not in (200, 204):
+        if answer.status != 200:
             raise RegionUnavailable(f"region {self._name} answered {answer.status}")
         return data
 
 
-def _state(data: bytes) -> BatchState:
+def _one(kind: type[_Reply], data: bytes) -> _Reply:
     try:
         reply = _decode(data)
     except msgspec.MsgspecError as error:
         raise VersionSkew(f"the region's word on its queue is not understood: {error}") from error
     if isinstance(reply, Fault):
         raise from_fault(reply)
+    if not isinstance(reply, kind):
+        raise VersionSkew("the region's word on its queue answers something else")
     return reply

@@ -21,6 +21,7 @@ from core.errors import ConfigError
 from edge.app import admission_for, open_edge
 from edge.crew.seat import ALONE, Seat
 from edge.listener import guarding
+from edge.workers.keeper import hosting
 
 _log = logging.getLogger("skerry.edge")
 
@@ -81,8 +82,9 @@ async def _serve(world: World, name: str, seat: Seat, listeners: list[socket.soc
             loop.add_reader(lifeline, orphaned)  # nothing is ever written: it was closed
         _settle_memory()
         host, port = listeners[0].getsockname()[:2]
-        _log.info("edge ready address=%s:%d", host, port)
-        await server.serve(sockets=listeners)
+        async with hosting(world, name, f"{host}:{port}", when=seat.of == 1):
+            _log.info("edge ready address=%s:%d", host, port)
+            await server.serve(sockets=listeners)
         _log.info("edge stopped")
 
 

@@ -30,7 +30,7 @@ from edge.api.presence import Heartbeat, while_there
 from edge.api.record import Record
 from edge.api.upload import CUTS_SHORT, Uploads, drain_body, lingers
 from edge.api.wire import Wire
-from edge.gateway import Batch, Gateway
+from edge.gateway import Anew, Batch, Gateway
 from edge.hold import Held
 from edge.journal import Recent
 from edge.tenants.budget import Budgets
@@ -84,7 +84,9 @@ class Exchange:
             parsed = replace(parsed, request=caller.bind(parsed.request))
             record.request = parsed.request
             affinity = _affinity(headers) or parsed.affinity
-            record.tab = self._desk.budgets.tab(caller, parsed.request, self._dialect.name)
+            record.tab = self._desk.budgets.tab(
+                caller, parsed.request, self._dialect.name, stream=parsed.stream
+            )
             with self._desk.admission.permit():
                 async with record.tab:
                     record.journal.admitted(parsed.request, stream=parsed.stream)
@@ -130,6 +132,7 @@ class Exchange:
                         place = f": held, place {batch.position} of {batch.waiting}\n\n"
                         await wire.event(head, place.encode())
                         continue
+                    assert isinstance(batch, Batch), "what was shown does not begin anew"
                     record.see(batch)
                     data = renderer.stream(batch.events)
                     last = isinstance(batch.events[-1], Done)
@@ -142,9 +145,12 @@ class Exchange:
 
     def _generation(
         self, parsed: Parsed, affinity: str | None, record: Record
-    ) -> AsyncGenerator[Batch | Held, None]:
+    ) -> AsyncGenerator[Batch | Held | Anew, None]:
         return self._desk.gateway.generate(
-            parsed.request, affinity=affinity, journal=record.journal
+            parsed.request,
+            affinity=affinity,
+            journal=record.journal,
+            unseen=not parsed.stream,
         )
 
     def _stream_head(self, record: Record) -> Callable[[], list[tuple[bytes, bytes]]]:
@@ -164,7 +170,10 @@ class Exchange:
         renderer = self._dialect.renderer(parsed)
         async with aclosing(self._generation(parsed, affinity, record)) as batches:
             async for batch in batches:
-                if not isinstance(batch, Held):
+                if isinstance(batch, Anew):
+                    renderer = self._dialect.renderer(parsed)
+                    record.anew()
+                elif not isinstance(batch, Held):
                     record.see(batch)
                     renderer.take(batch.events)
         assert record.done is not None, "a generation that ends without error ends in Done"

@@ -26,11 +26,17 @@ _BODIES = (ChatBody, CompletionBody)
 _ANSWERS = (
     ChatAnswer, ChatChunk, TextAnswer, ErrorAnswer, ModelList, ModelOut, FrontPage, StatusPage,
 )  # fmt: skip
+_NO_KEY = "No key, or one that is not valid."
 _REFUSALS = {
     "400": "The request does not fit; `param` names the field.",
+    "401": _NO_KEY,
+    "403": "The key may not use this model.",
     "404": "No such model or route.",
+    "408": "The body came too slowly.",
     "413": "The body is over the limit.",
-    "429": "No capacity now; see Retry-After.",
+    "415": "The body's encoding is not known.",
+    "429": "A limit of the tenant's is used, or there is no capacity now; see Retry-After.",
+    "500": "A mistake of ours.",
     "502": "The region's stream broke.",
     "503": "No region can answer now.",
     "504": "The deadline passed.",
@@ -51,15 +57,21 @@ def document(version: str) -> bytes:
                 "/": _page("Where things are.", FrontPage),
                 "/v1/chat/completions": _generation(ChatBody, ChatAnswer, ChatChunk),
                 "/v1/completions": _generation(CompletionBody, TextAnswer, TextAnswer),
-                "/v1/models": _page("The models of this world.", ModelList),
-                "/v1/models/{model}": _page("One model, by name or alias.", ModelOut, "model"),
+                "/v1/models": _page("The models of this world.", ModelList, keyed=True),
+                "/v1/models/{model}": _page(
+                    "One model, by name or alias.", ModelOut, "model", keyed=True
+                ),
                 "/status": _page("The edge and what it knows of its regions.", StatusPage),
                 "/healthz": _text("200 while the process serves."),
                 "/readyz": _text("200 while at least one region can answer, else 503."),
                 "/metrics": _text("Prometheus text format."),
                 **paths,
             },
-            "components": {"schemas": {**schemas, **more}},
+            "security": [{}, {"key": []}],
+            "components": {
+                "schemas": {**schemas, **more},
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
         }
     )
 
@@ -103,8 +115,12 @@ def _generation(
     }
 
 
-def _page(description: str, kind: type[msgspec.Struct], path: str = "") -> dict[str, Any]:
+def _page(
+    description: str, kind: type[msgspec.Struct], path: str = "", *, keyed: bool = False
+) -> dict[str, Any]:
     operation: dict[str, Any] = {"responses": {"200": _json(kind, description)}}
+    if keyed:
+        operation["responses"]["401"] = _json(ErrorAnswer, _NO_KEY)
     if path:
         operation["responses"]["404"] = _json(ErrorAnswer, "No such model.")
         operation["parameters"] = [

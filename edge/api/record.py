@@ -67,6 +67,11 @@ class Record:
             if self.tab is not None:
                 self.tab.finish(self.done)
 
+    def anew(self) -> None:
+        """What was seen is void, and the caller has been shown nothing of it."""
+        if self.tab is not None:
+            self.tab.anew()
+
     def headers(self, *, expose_nodes: bool) -> list[tuple[bytes, bytes]]:
         """The answer's headers as far as they are known now."""
         headers = [(b"x-request-id", self.request_id.encode())]

@@ -2,9 +2,10 @@
 
 A request is parsed and bound to its caller here and now, and kept by a region until it had room;
 what it said comes back rendered as its own answer would have been. The day's quota is charged when
-a batch is handed in, with the most that it may take; minutes and streams do not count, since the
-queue runs where there is room. Usage goes into the ledger when the answers are told for the first
-time, under the ids of the requests, which are the same on every edge.
+a batch is handed in, with the most that it may take, and gets back what was not used; minutes and
+streams do not count, since the queue runs where there is room. Usage goes into the ledger of the
+edge where the batch was handed in, whether anybody polls or not (`edge.collector`); who polls there
+is told no usage that the ledger lacks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from core.errors import (
 )
 from core.events import Delta, Done, Event, Fault, Finish, event_decoder
 from core.types import GenerateRequest, ModelName, RegionName, RequestId, Usage
-from core.usage import UsageRecord
 from edge.api.body import decode
 from edge.api.exchange import Desk, refusal_headers
 from edge.api.openai_render import usage_out
@@ -50,13 +50,12 @@ from edge.api.workers_ai import RunIntake, check_headers
 from edge.api.workers_ai_errors import CloudflareErrors, enveloped, error_out
 from edge.api.workers_ai_render import RunRenderer
 from edge.api.workers_ai_types import BatchAnswerOut, BatchOut, PollBody, QueuedOut
+from edge.collector import DIALECT, Account, Collector
 from edge.queue_client import QueueClient, idlest
 from edge.routing.regions import Regions
 from edge.tenants.door import Caller
 
 _log = logging.getLogger("skerry.batch")
-NAME = "batch"
-"""The dialect's, in metrics and in the ledger."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +74,7 @@ class BatchDesk:
     intake: RunIntake
     regions: Regions
     clients: Mapping[RegionName, QueueClient]
+    collector: Collector
     fleet_key: bytes
 
 
@@ -115,8 +115,8 @@ class BatchExchange:
             _log.exception("bug id=%s kind=%s", request_id, type(error).__name__)
             await self._refuse(InternalError("the edge failed"), wire, told)
         finally:
-            self._desk.metrics.requests.labels(NAME, outcome).inc()
-            _log.info("answered id=%s dialect=%s outcome=%s", request_id, NAME, outcome)
+            self._desk.metrics.requests.labels(DIALECT, outcome).inc()
+            _log.info("answered id=%s dialect=%s outcome=%s", request_id, DIALECT, outcome)
         await wire.end()
 
     async def _answer(self, raw: bytes, request_id: RequestId, caller: Caller) -> bytes:
@@ -127,20 +127,27 @@ class BatchExchange:
 
     async def _submit(self, raw: bytes, request_id: RequestId, caller: Caller) -> bytes:
         parsed = self._batches.intake.queued(self._model, raw, request_id)
+        requests = [_bound(caller, one.request) for one, _ in parsed]
+        charge = await self._desk.budgets.charge_day(caller, request_id, requests)
         items = [
             QueuedItem(
-                request=_bound(caller, one.request),
+                request=request,
                 note=msgspec.msgpack.encode(
-                    Note(reference=reference, json_mode=one.request.response_format is not None)
+                    Note(reference=reference, json_mode=request.response_format is not None)
+                ),
+                account=msgspec.msgpack.encode(
+                    Account(tenant=caller.name, key=caller.key_id, day=charge.day, charged=tokens)
                 ),
             )
-            for one, reference in parsed
+            for request, (_, reference), tokens in zip(requests, parsed, charge.tokens, strict=True)
         ]
-        requests = [item.request for item in items]
-        await self._desk.budgets.charge_day(caller, request_id, requests)
-        model = items[0].request.model
+        model = requests[0].model
         nonce = secrets.token_bytes(NONCE_BYTES)
-        name = await self._hand_in(model, caller.namespace, nonce, items)
+        try:
+            name = await self._hand_in(model, caller.namespace, nonce, items)
+        except (RegionUnavailable, NoCapacity):  # no region has it, for certain
+            self._desk.budgets.pool.correct_day(caller.name, charge.day, -sum(charge.tokens))
+            raise
         return _queued("queued", name, self._model)
 
     async def _hand_in(
@@ -152,7 +159,13 @@ class BatchExchange:
         failure: RequestError = RegionUnavailable(f"no region has {model!r} now")
         for region in idlest(batches.regions.view(), model, allowed):
             name = batch_id(region, nonce, fleet_key=batches.fleet_key, namespace=namespace)
-            batch = Submission(id=name, namespace=namespace, model=model, items=tuple(items))
+            batch = Submission(
+                id=name,
+                namespace=namespace,
+                model=model,
+                items=tuple(items),
+                collector=self._desk.budgets.ledger,
+            )
             try:
                 await batches.clients[region].submit(batch)
             except (RegionUnavailable, NoCapacity) as error:
@@ -178,44 +191,10 @@ class BatchExchange:
             raise _no_batch()
         if state.status != "done":
             return _queued(state.status, name, self._model)
-        answers = [_read(one) for one in state.answers]
         if not state.told:
-            self._record(caller, region, state, answers)
-            await client.told(name, namespace)
+            await self._batches.collector.collect(region)
+        answers = [_read(one) for one in state.answers]
         return enveloped(_batch_out(state, answers))
-
-    def _record(
-        self,
-        caller: Caller,
-        region: RegionName,
-        state: BatchState,
-        answers: Sequence[Sequence[Event]],
-    ) -> None:
-        """Write the usage of every request down; a second time does no harm, since the ids are
-        the same. Raises InternalError."""
-        budgets = self._desk.budgets
-        for one, events in zip(state.answers, answers, strict=True):
-            usage = _usage(events)
-            end = events[-1]
-            record = UsageRecord(
-                id=one.request_id,
-                at=budgets.clock(),
-                edge=self._desk.edge,
-                tenant=caller.name,
-                key=caller.key_id,
-                model=state.model,
-                region=region,
-                dialect=NAME,
-                outcome=end.code if isinstance(end, Fault) else "ok",
-                prompt=usage.prompt_tokens,
-                cached=usage.cached_tokens,
-                completion=usage.completion_tokens,
-                complete=isinstance(end, Done),
-            )
-            try:
-                budgets.usage.write(record)
-            except OSError as error:
-                raise InternalError("the usage of this batch could not be written down") from error
 
     async def _refuse(
         self, error: RequestError, wire: Wire, told: list[tuple[bytes, bytes]]

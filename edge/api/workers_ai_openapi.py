@@ -60,7 +60,9 @@ def workers_ai_paths() -> tuple[dict[str, Any], dict[str, Any]]:
             content(_JSON, body),
             {
                 "200": {"description": "As OpenAI's route of that name.", "content": whole},
-                **refusals({400, 401, 403, 404, 408, 413, 415, 429, 502, 503, 504}, ErrorAnswer),
+                **refusals(
+                    {400, 401, 403, 404, 408, 413, 415, 429, 500, 502, 503, 504}, ErrorAnswer
+                ),
             },
         )
 

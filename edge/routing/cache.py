@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from core.digest import Filter
 from core.prefix import ID_BYTES
@@ -18,33 +19,42 @@ SENT_MOST = 2048
 NOTHING = Filter()
 
 
+@dataclass(slots=True)
+class _Part:
+    """What one router has told."""
+
+    epoch: str = ""
+    base: int = -1
+    filter: Filter = NOTHING
+    added: frozenset[bytes] = frozenset()
+
+
 class Digest:
-    """A region's published digest; `take` brings it up to a frame."""
+    """A region's published digest; `take` brings it up to a frame. Of a region with several routers
+    each publishes what it has read itself."""
 
     def __init__(self) -> None:
-        self._epoch = ""
-        self._base = -1
-        self._filter = NOTHING
-        self._added: frozenset[bytes] = frozenset()
+        self._parts: dict[int, _Part] = {}
         self.losses = 0
         """How often everything that was known became void."""
 
     def take(self, frame: RegionPrefixes) -> None:
         """A frame on a base whose filter we have not seen brings only what was added."""
+        part = self._parts.setdefault(frame.router, _Part())
         if frame.filter is not None:
-            self._filter = frame.filter
-        elif (frame.epoch, frame.base) != (self._epoch, self._base):
-            self._filter = NOTHING
-        self._epoch, self._base = frame.epoch, frame.base
-        self._added = frozenset(split_ids(frame.added))
+            part.filter = frame.filter
+        elif (frame.epoch, frame.base) != (part.epoch, part.base):
+            part.filter = NOTHING
+        part.epoch, part.base = frame.epoch, frame.base
+        part.added = frozenset(split_ids(frame.added))
 
     def clear(self) -> None:
         """The region was lost: what it held is not known any more."""
         self.losses += 1
-        self._filter, self._added, self._base = NOTHING, frozenset(), -1
+        self._parts.clear()
 
     def holds(self, one: bytes) -> bool:
-        return one in self._added or self._filter.holds(one)
+        return any(one in part.added or part.filter.holds(one) for part in self._parts.values())
 
 
 class RegionCache:

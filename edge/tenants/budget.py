@@ -2,10 +2,11 @@
 
 Reserved at the start: one request, the prompt's tokens and the longest answer, in one step and
 before any work. As soon as the region has counted the prompt, its number replaces the estimate (an
-edge has no tokenizer). Settled at the end, whatever the end: a whole answer with its usage; one
-that broke off with what was delivered; one that we failed before anything came with nothing; a
-caller that left before anything came with its prompt. A process that is killed leaves a
-reservation whose lease ends, charged whole.
+edge has no tokenizer), also where a limit is passed by the difference: then the tenant's next
+request waits the longer. Settled at the end, whatever the end: a whole answer with its usage; one
+that broke off with what was delivered; one that we failed before its caller was shown anything with
+nothing; a caller that left before anything came with its prompt. A process that is killed leaves
+what it had reserved, charged whole.
 
 Order at the end of an answer: usage record, settlement, last event. So no usage is sent that the
 ledger lacks.
@@ -17,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from core.config_tenants import Budgets as Settings
@@ -25,7 +27,7 @@ from core.events import Delta, Done
 from core.types import GenerateRequest, Usage
 from core.usage import UsageRecord, UsageWriter
 from edge.gateway import Batch
-from edge.routing.learned import BytesPerToken
+from edge.routing.learned import BytesPerToken, TemplateTokens
 from edge.tenants.door import Caller
 from edge.tenants.ledger import Ask, Reply
 from edge.tenants.meter import Fits, Kind, limits_of
@@ -34,6 +36,14 @@ from edge.tenants.refusals import limit_headers, refusal
 from edge.tenants.size import answer_tokens, prompt_bytes, prompt_tokens
 
 _log = logging.getLogger("skerry.budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What was taken of a day's quota for each of several requests."""
+
+    day: int
+    tokens: tuple[int, ...]
 
 
 class Budgets:
@@ -54,28 +64,56 @@ class Budgets:
         self.edge = edge
         self.clock = clock
         self.bytes = BytesPerToken()
+        self.template = TemplateTokens()
 
-    def tab(self, caller: Caller, request: GenerateRequest, dialect: str) -> Tab:
+    def tab(
+        self, caller: Caller, request: GenerateRequest, dialect: str, *, stream: bool = True
+    ) -> Tab:
         """For `async with`, which raises RateLimited, QuotaExceeded or LimitsUnavailable where the
-        request does not fit; such a refusal costs nothing."""
-        return Tab(self, caller, request, dialect)
+        request does not fit; such a refusal costs nothing. `stream`: the caller is shown what comes
+        as it comes, not with the end alone."""
+        return Tab(self, caller, request, dialect, stream)
+
+    @property
+    def ledger(self) -> str:
+        """Its name among all of the world; usage that comes later is owed to it."""
+        return self.pool.name
 
     async def charge_day(
         self, caller: Caller, request_id: str, requests: Sequence[GenerateRequest]
-    ) -> None:
-        """Take what `requests` may need from the day's quota, for good: of work that waits for
-        room and so knows no minutes. Raises QuotaExceeded or LimitsUnavailable."""
+    ) -> Charge:
+        """Take what each of `requests` may need from the day's quota: of work that waits for room
+        and so knows no minutes. Raises QuotaExceeded or LimitsUnavailable."""
         limits = tuple(one for one in limits_of(caller.tenant) if one.kind is Kind.DAY)
         if not limits:
-            return
-        assumed, tokens = self._settings.assumed_answer_tokens, 0
+            return Charge(0, (0,) * len(requests))
+        assumed = self._settings.assumed_answer_tokens
+        day, tokens = limits[0].window(self.clock()), []
         for request in requests:
-            prompt = prompt_tokens(request, prompt_bytes(request), self.bytes.of(request.model))
-            tokens += prompt + answer_tokens(request, assumed, prompt, limits[0].amount)
-        ask = Ask(request_id, caller.name, tokens, limits, None, self.pool.shared, final=True)
+            prompt = self.text_tokens(request, prompt_bytes(request)) + self.added_tokens(request)
+            tokens.append(prompt + answer_tokens(request, assumed, prompt, limits[0].amount))
+        ask = Ask(request_id, caller.name, sum(tokens), limits, None, self.pool.shared, final=True)
         reply = await self.pool.reserve(ask)
         if not isinstance(reply.verdict, Fits):
             raise refusal(reply.verdict, reply.meters, self.clock())
+        return Charge(day, tuple(tokens))
+
+    def text_tokens(self, request: GenerateRequest, text_bytes: int) -> int:
+        """Of its prompt, as far as answers have taught, without what the template adds."""
+        return prompt_tokens(request, text_bytes, self.bytes.of(request.model))
+
+    def added_tokens(self, request: GenerateRequest) -> int:
+        """By the model's template, as far as answers have taught."""
+        return self.template.of(request.model) if request.messages else 0
+
+    def learn(
+        self, request: GenerateRequest, text_bytes: int, text_tokens: int, prompt_tokens: int
+    ) -> None:
+        """`text_tokens` was the estimate, `prompt_tokens` is the truth."""
+        if request.messages:
+            self.template.learn(request.model, text_bytes, text_tokens, prompt_tokens)
+            prompt_tokens = max(prompt_tokens - self.template.of(request.model), 1)
+        self.bytes.learn(request.model, text_bytes, prompt_tokens)
 
     def ask_of(self, caller: Caller, request: GenerateRequest, prompt: int) -> Ask | None:
         """What has to be reserved; None for a tenant without limits."""
@@ -98,15 +136,23 @@ class Tab:
     """One request's. Entered before any work; `finish` before the last event goes out."""
 
     def __init__(
-        self, budgets: Budgets, caller: Caller, request: GenerateRequest, dialect: str
+        self,
+        budgets: Budgets,
+        caller: Caller,
+        request: GenerateRequest,
+        dialect: str,
+        stream: bool,
     ) -> None:
+        self._stream = stream
         self._budgets = budgets
         self._caller = caller
         self._request = request
         self._dialect = dialect
         self._text_bytes = prompt_bytes(request)
-        self._prompt = prompt_tokens(request, self._text_bytes, budgets.bytes.of(request.model))
+        self._text_tokens = budgets.text_tokens(request, self._text_bytes)
+        self._prompt = self._text_tokens + budgets.added_tokens(request)
         self._ask = budgets.ask_of(caller, request, self._prompt)
+        self._answer = 0 if self._ask is None else self._ask.tokens - self._prompt
         self._reply: Reply | None = None
         self._region = "-"
         self._completion = 0
@@ -130,12 +176,13 @@ class Tab:
             outcome = Cancelled.code
         elif isinstance(error, RequestError):
             outcome = error.code
-        prompt = self._prompt if self._begun else 0
-        usage = Usage(prompt_tokens=prompt, completion_tokens=self._completion)
-        self._write(usage, outcome, complete=False)
         left = outcome == Cancelled.code
-        charged = self._prompt + self._completion if self._begun or left else 0
-        self._settle(charged, counts=self._begun or left)
+        counts = left or (self._begun and self._stream)
+        prompt = self._prompt if self._begun and counts else 0
+        completion = self._completion if counts else 0
+        usage = Usage(prompt_tokens=prompt, completion_tokens=completion)
+        self._write(usage, outcome, complete=False)
+        self._settle(self._prompt + completion if counts else 0, counts=counts)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What the tenant has left, as of the reservation; nothing without limits."""
@@ -155,17 +202,21 @@ class Tab:
             if isinstance(event, Delta):
                 self._completion += len(event.token_ids)
 
+    def anew(self) -> None:
+        """The answer begins again, and nothing of it was shown."""
+        self._begun, self._completion = False, 0
+
     def finish(self, done: Done) -> None:
         """Write the usage down and settle. Raises InternalError when it cannot be written: then
         the last event must not go out."""
         usage = done.usage
         self._write(usage, "ok", complete=True)
-        self._budgets.bytes.learn(self._request.model, self._text_bytes, usage.prompt_tokens)
+        self._budgets.learn(self._request, self._text_bytes, self._text_tokens, usage.prompt_tokens)
         self._settle(usage.prompt_tokens + usage.completion_tokens, counts=True)
 
     def _correct(self, prompt: int) -> None:
         if self._ask is not None:
-            self._budgets.pool.adjust(self._ask.id, self._ask.tokens - self._prompt + prompt)
+            self._budgets.pool.adjust(self._ask.id, prompt + self._answer)
         self._prompt = prompt
 
     def _write(self, usage: Usage, outcome: str, *, complete: bool) -> None:
@@ -183,6 +234,7 @@ class Tab:
             cached=usage.cached_tokens,
             completion=usage.completion_tokens,
             complete=complete,
+            worker=self._caller.worker,
         )
         try:
             self._budgets.usage.write(record)

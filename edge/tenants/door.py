@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -16,6 +17,28 @@ from core.types import GenerateRequest, ModelName
 
 NO_KEY = "-"
 """Stands for the key's ID in logs and records of callers without one."""
+WORKER_HEADER = b"x-skerry-worker"
+"""Of an edge's own Workers: the token that their runtime says for them."""
+
+
+class Agent(Protocol):
+    """A Worker and the tenant that it acts for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+
+
+class Agents(Protocol):
+    def of_token(self, token: bytes) -> Agent | None: ...
+
+
+class NoAgents:
+    """Of an edge without Workers."""
+
+    def of_token(self, token: bytes) -> Agent | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +50,8 @@ class Caller:
     key_id: str
     namespace: str
     models: frozenset[ModelName] | None
+    worker: str = ""
+    """The Worker that asks, where it is one of this edge's."""
 
     def may_ask(self, model: ModelName) -> bool:
         return self.models is None or model in self.models
@@ -50,9 +75,11 @@ class Door:
         topology: Topology,
         book: Callable[[], KeyBook],
         *,
+        agents: Agents | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._book = book
+        self._agents = agents or NoAgents()
         self._clock = clock
         self._anonymous = topology.access.anonymous
         names = {ANONYMOUS, *topology.tenants}
@@ -61,6 +88,9 @@ class Door:
     def authenticate(self, headers: Mapping[bytes, bytes]) -> Caller:
         """Raises Unauthorized. A key that is given must be good; where callers need none, what is
         not a key of ours ("none", "EMPTY": clients insist on something) counts as none."""
+        token = headers.get(WORKER_HEADER)
+        if token is not None:
+            return self._of_worker(token)
         key = _bearer(headers.get(b"authorization", b""))
         if self.needs_key or (key is not None and key_id(key) is not None):
             return self._of_key(key)
@@ -72,6 +102,13 @@ class Door:
         if self._anonymous == "until-keys":
             return self._book().made
         return self._anonymous != "always"
+
+    def _of_worker(self, token: bytes) -> Caller:
+        agent = self._agents.of_token(token)
+        caller = None if agent is None else self._callers.get(agent.tenant)
+        if agent is None or caller is None:
+            raise Unauthorized("No Worker of this edge asks like that.")
+        return replace(caller, worker=agent.name)
 
     def _of_key(self, key: str | None) -> Caller:
         if key is None:

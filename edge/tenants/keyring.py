@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
-from core.keys import KeyBook, as_lines, is_marked, mark, parse_lines
+from core.keys import (
+    KeyBook,
+    KeyRecord,
+    Revoked,
+    as_lines,
+    mark,
+    mark_of,
+    marked_by,
+    parse_lines,
+)
 
 _log = logging.getLogger("skerry.keys")
 
@@ -26,7 +36,7 @@ class Keyring:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[_Stamp, bool] | None = None
+        self._seen: tuple[_Stamp, _Stamp] | None = None
         self._unread = False
         self._book = KeyBook()
         self.text = b""
@@ -40,36 +50,35 @@ class Keyring:
         """Read the file if it is another one than before. What is known only grows: a file that
         lost lines opens no door and revives no key. One that cannot be read keeps doors shut."""
         try:
-            marked = is_marked(self._path)  # first: writers mark before they write
-            stamp = self._stamp()
-            if (stamp, marked) == self._seen:
+            seen = self._stamps()
+            if seen == self._seen:
                 return
-            text = self._path.read_bytes() if stamp != _NO_FILE else b""
+            marked = marked_by(self._path)
+            text = self._path.read_bytes() if self._path.exists() else b""
         except OSError as error:
             if not self._unread:
                 _log.error("key file unread path=%s why=%s", self._path, error.strerror)
             self._unread, self._seen = True, None
             self._book = KeyBook(self._book.records(), made=True)
             return
-        self._learn(text, marked=marked)
-        if self._book.made and not marked:
-            marked = self._mark()
-        self._unread, self._seen = False, (stamp, marked)
+        self._learn(text, marked)
+        if self._book.made:
+            self._mark(marked)
+            seen = _stamp(mark_of(self._path)), seen[1]  # what it has now, the book has too
+        self._unread, self._seen = False, seen
 
-    def _stamp(self) -> _Stamp:
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return _NO_FILE
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def _stamps(self) -> tuple[_Stamp, _Stamp]:
+        """The mark's is taken first, as it is read first."""
+        return _stamp(mark_of(self._path)), _stamp(self._path)
 
-    def _learn(self, text: bytes, *, marked: bool) -> None:
+    def _learn(self, text: bytes, marked: Sequence[KeyRecord] | None) -> None:
         records, torn = parse_lines(text)
-        known, present = list(self._book.records()), KeyBook(records)
+        known, present = [*self._book.records(), *(marked or ())], KeyBook(records)
         lost = sum(present.add(record) for record in known)
-        self._book = KeyBook([*known, *records], made=marked or torn > 0)
+        made = marked is not None or torn > 0
+        self._book = KeyBook([*known, *records], made=made)
         self.text = as_lines(self._book.records())
-        if lost or torn or (marked and not records):
+        if lost or torn or (marked is not None and not records):
             _log.error(
                 "key file is damaged path=%s records lost=%d lines torn=%d;"
                 " what was known still holds, and callers need a key",
@@ -78,16 +87,27 @@ class Keyring:
         if self._book.made:
             _log.info("keys read count=%d", len(self._book))
 
-    def _mark(self) -> bool:
+    def _mark(self, marked: Sequence[KeyRecord] | None) -> None:
+        revoked = {one.id: one for one in self._book.records() if isinstance(one, Revoked)}
+        for record in marked or ():
+            revoked.pop(record.id, None)
+        if marked is not None and not revoked:
+            return
         try:
-            mark(self._path)
+            mark(self._path, revoked.values())
         except OSError as error:
             _log.error("key file not marked path=%s why=%s", self._path, error.strerror)
-            return False
-        return True
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return _NO_FILE
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,9 +1,10 @@
 """Does a request fit? Pure: counts in, an answer out.
 
-A limit counts in fixed windows of the clock, minutes and UTC days, so that every process agrees
-where one begins and a refusal can say when the next one does. A request counts in the windows in
-which it was let in, however long it runs. Over a window's border twice a minute's limit can pass
-within sixty seconds: that is the price of a count that needs no history.
+A minute's limit slides: what was let in during the last sixty seconds counts, in steps of five, so
+that no sixty seconds ever see more than the limit, and what was used is free again after sixty to
+sixty-five. A day's quota is one fixed window, UTC's, so that a refusal can name the moment of its
+end. Steps and days begin at multiples of their length since the epoch: every process agrees where.
+A request counts in the step in which it was let in, however long it runs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from core.config_tenants import Tenant
 
-MINUTE_S, DAY_S = 60, 86_400
+STEP_S, STEPS = 5, 13
+"""Twelve whole steps make a minute; the one that runs comes on top."""
+DAY_S = 86_400
 
 
 class Kind(StrEnum):
@@ -25,45 +29,56 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
+    """`amount` in any `span` windows of `window_s` seconds."""
+
     kind: Kind
     amount: int
-    period_s: int
+    window_s: int
+    span: int
 
     def window(self, now: float) -> int:
-        return int(now // self.period_s)
+        return int(now // self.window_s)
 
-    def resets_s(self, now: float) -> float:
+    def ends_s(self, now: float) -> float:
         """Until the next window."""
-        return self.period_s - now % self.period_s
+        return self.window_s - now % self.window_s
 
     def need(self, tokens: int) -> int:
         return 1 if self.kind is Kind.REQUESTS else tokens
 
 
+@cache
 def limits_of(tenant: Tenant) -> tuple[Limit, ...]:
-    """The windowed limits of a tenant, the shortest first."""
+    """The limits of a tenant over time, the shortest first."""
     wanted = (
-        (Kind.REQUESTS, tenant.requests_per_minute, MINUTE_S),
-        (Kind.TOKENS, tenant.tokens_per_minute, MINUTE_S),
-        (Kind.DAY, tenant.tokens_per_day, DAY_S),
+        (Kind.REQUESTS, tenant.requests_per_minute, STEP_S, STEPS),
+        (Kind.TOKENS, tenant.tokens_per_minute, STEP_S, STEPS),
+        (Kind.DAY, tenant.tokens_per_day, DAY_S, 1),
     )
-    return tuple(Limit(kind, amount, period) for kind, amount, period in wanted if amount)
+    return tuple(Limit(kind, amount, each, span) for kind, amount, each, span in wanted if amount)
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit in one window. `granted`: what this ledger may give out, the limit or what was
-    leased of it. `elsewhere`: what was left in the shared pot when it was last looked at."""
+    """One limit now. `counted`: reserved and used in each window that counts, the oldest first,
+    and so the present one at the end. `granted`: what may be given out, the limit in all windows
+    together or what was leased of it for the present one. `elsewhere`: what was left in the
+    shared pot when it was last looked at."""
 
-    granted: int = 0
+    counted: list[int]
+    granted: int
     elsewhere: int = 0
-    used: int = 0
-    reserved: int = 0
+    leased: bool = False
+
+    @property
+    def taken(self) -> int:
+        """Of what is granted."""
+        return self.counted[-1] if self.leased else sum(self.counted)
 
     @property
     def free(self) -> int:
         """Below zero where requests needed more than they reserved."""
-        return self.granted - self.used - self.reserved
+        return self.granted - self.taken
 
     @property
     def remaining(self) -> int:
@@ -86,7 +101,7 @@ class Short:
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """More than a whole window of `limit`: it can never pass."""
+    """More than `limit` is at all: it can never pass."""
 
     limit: Limit
 
@@ -99,6 +114,7 @@ class TooMany:
 
 
 Verdict = Fits | Short | TooLarge | TooMany
+FITS = Fits()
 
 
 def decide(
@@ -119,4 +135,23 @@ def decide(
         free = meters[limit.kind].free
         if need > free:
             return Short(limit, need - free)
-    return Fits()
+    return FITS
+
+
+def frees_s(limit: Limit, meter: Meter, amount: int, now: float) -> float:
+    """Seconds until at least `amount` of what is counted here no longer counts. Where less is
+    counted, others hold it: until all that counts now is over."""
+    gone = 0
+    for age, count in enumerate(meter.counted):
+        gone += count
+        if gone >= amount:
+            return age * limit.window_s + limit.ends_s(now)
+    return (limit.span - 1) * limit.window_s + limit.ends_s(now)
+
+
+def clear_s(limit: Limit, meter: Meter, now: float) -> float:
+    """Seconds until nothing of what is counted now counts any more."""
+    for age in reversed(range(len(meter.counted))):
+        if meter.counted[age]:
+            return age * limit.window_s + limit.ends_s(now)
+    return 0.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from core.config import World
 from core.usage import UsageWriter
 from edge.tenants.budget import Budgets
-from edge.tenants.door import Door
+from edge.tenants.door import Agents, Door
 from edge.tenants.keyring import Keyring
 from edge.tenants.ledger import Ledger
 from edge.tenants.pool import Pool
@@ -23,9 +23,6 @@ from edge.tenants.share import Share
 
 if TYPE_CHECKING:  # imported by the worlds that follow another edge
     from edge.tenants.follower import Follower
-
-LEASE_S = 20.0
-"""Of a reservation: how long a killed process's requests count as running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +38,7 @@ async def open_tenants(
     edge: str,
     *,
     tasks: asyncio.TaskGroup,
+    agents: Agents | None = None,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Tenants]:
     """Every process of the state folder opens its own; what they share lies in files. Raises
@@ -49,14 +47,14 @@ async def open_tenants(
     writer = f"{edge}-{os.getpid()}-{secrets.token_hex(4)}"
     keys = world.state / topology.access.keys
     keyring = Keyring(keys)
-    ledger = Ledger(world.state / "budgets.sqlite", owner=writer, lease_s=LEASE_S)
+    ledger = Ledger(world.state / "budgets.counts")
     usage = UsageWriter(world.state / "usage", writer, clock=clock)
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         stack.callback(usage.close)
         pool = Pool(
             ledger,
-            await _share(world, ledger, stack),
+            await _share(world, ledger, writer, stack),
             when_lost=topology.budgets.when_redis_is_lost,
             tasks=tasks,
             clock=clock,
@@ -69,7 +67,7 @@ async def open_tenants(
             keepers.append(tasks.create_task(follower.run()))
         try:
             yield Tenants(
-                door=Door(topology, keyring.book, clock=clock),
+                door=Door(topology, keyring.book, agents=agents, clock=clock),
                 budgets=Budgets(
                     pool=pool, settings=topology.budgets, usage=usage, edge=edge, clock=clock
                 ),
@@ -93,7 +91,7 @@ async def _follower(address: str, keys: Path, secret: bytes, stack: AsyncExitSta
     return Follower(address, keys, client, secret=secret)
 
 
-async def _share(world: World, ledger: Ledger, stack: AsyncExitStack) -> Share | None:
+async def _share(world: World, ledger: Ledger, process: str, stack: AsyncExitStack) -> Share | None:
     settings = world.topology.budgets
     if settings.redis is None:
         return None
@@ -103,5 +101,9 @@ async def _share(world: World, ledger: Ledger, stack: AsyncExitStack) -> Share |
     client = redis_client(settings.redis, password=password, timeout_s=settings.redis_timeout_s)
     stack.push_async_callback(client.aclose)
     return RedisShare(
-        client, ledger=ledger.name, lease=settings.lease, timeout_s=settings.redis_timeout_s
+        client,
+        ledger=ledger.name,
+        process=process,
+        lease=settings.lease,
+        timeout_s=settings.redis_timeout_s,
     )

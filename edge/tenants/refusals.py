@@ -7,7 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from core.errors import QuotaExceeded, RequestError
 from core.errors import RateLimited as TooMuch
-from edge.tenants.meter import Fits, Kind, Limit, Meter, Short, TooLarge, TooMany, Verdict
+from edge.tenants.meter import (
+    Fits,
+    Kind,
+    Limit,
+    Meter,
+    Short,
+    TooLarge,
+    TooMany,
+    Verdict,
+    clear_s,
+    frees_s,
+)
 
 STREAM_RETRY_S = 1.0
 """Nobody knows when one of the tenant's own requests ends."""
@@ -28,21 +39,22 @@ def refusal(verdict: Verdict, meters: Mapping[Kind, Meter], now: float) -> Reque
             f"This request may take more tokens than the tenant's {_words(limit)} allows at all;"
             " ask for a shorter answer.",
         )
-    resets_s = limit.resets_s(now)
-    left = meters[limit.kind].remaining
+    meter = meters[limit.kind]
+    left = meter.remaining
     needs = "" if limit.kind is Kind.REQUESTS else f"; this request may take {_need(verdict, left)}"
+    frees = frees_s(limit, meter, verdict.missing, now)
+    then = "It begins again at" if limit.kind is Kind.DAY else "There is room for it at"
     return kind(
-        f"The tenant's {_words(limit)} is used: {left} left{needs}."
-        f" It begins again at {_moment(now + resets_s)}.",
-        retry_after_s=resets_s,
+        f"The tenant's {_words(limit)} is used: {left} left{needs}. {then} {_moment(now + frees)}.",
+        retry_after_s=frees,
     )
 
 
 def limit_headers(
     limits: Iterable[Limit], meters: Mapping[Kind, Meter], now: float
 ) -> Iterator[tuple[bytes, bytes]]:
-    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens,tokens-day}`; reset as OpenAI writes
-    it, in seconds with their unit."""
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens,tokens-day}`; reset, until nothing is
+    used any more, as OpenAI writes it, in seconds with their unit."""
     for limit in limits:
         meter = meters.get(limit.kind)
         if meter is None:
@@ -50,7 +62,7 @@ def limit_headers(
         values = (
             ("limit", str(limit.amount)),
             ("remaining", str(meter.remaining)),
-            ("reset", f"{-int(-limit.resets_s(now) // 1)}s"),
+            ("reset", f"{-int(-clear_s(limit, meter, now) // 1)}s"),
         )
         for what, value in values:
             yield f"x-ratelimit-{what}-{limit.kind}".encode(), value.encode()

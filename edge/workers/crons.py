@@ -49,7 +49,8 @@ async def trigger(unit: Unit, cron: str, at: int, book: LogBook) -> bool:
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(unit.control))) as session,
             session.post("http://control/scheduled", json={"cron": cron, "time": at * 1000}) as got,
         ):
-            outcome = (await got.json()).get("outcome") if got.status == 200 else "exception"
+            page = await got.json(content_type=None) if got.status == 200 else {}
+            outcome = page.get("outcome", "exception")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         outcome = str(error) or type(error).__name__
     if outcome != "ok":

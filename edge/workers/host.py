@@ -75,7 +75,7 @@ class Host:
         self._hosted: dict[str, Hosted] = {}
         self._serial = 0
         self._turn = asyncio.Lock()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], Unit] = {}
 
     async def open(self) -> None:
         """Serve again what was served before. What does not start any more is told and left."""
@@ -95,6 +95,7 @@ class Host:
     async def close(self) -> None:
         """End all processes, at once."""
         units = [unit for hosted in self._hosted.values() for unit in _units(hosted)]
+        units += self._ending.values()
         self._hosted.clear()
         self._write()
         for task in self._ending:
@@ -110,8 +111,8 @@ class Host:
             if bundle.settings.name != name:
                 raise WorkerRefused(f"the bundle is of {bundle.settings.name!r}, not of {name!r}")
             version = version_of(digest_of(data))
-            hosted = self._of(name, tenant, open_)
             self._check(bundle, tenant)
+            hosted = self._of(name, tenant, open_)
             await self._start(hosted, bundle, version)
             if not open_:
                 self._shelf.put(name, data)
@@ -363,8 +364,8 @@ class Host:
     def _end(self, unit: Unit) -> None:
         """After its last answer, while others go on."""
         task = asyncio.create_task(unit.close())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._ending[task] = unit
+        task.add_done_callback(lambda done: self._ending.pop(done, None))
 
 
 def _units(hosted: Hosted) -> list[Unit]:

@@ -141,7 +141,7 @@ def _list(store: KvStore, space: Space, query: dict[str, str]) -> _List:
     if not 1 <= limit <= MAX_KEYS:
         raise _Refused(400, f"Invalid key_count_limit of {limit}: it is from 1 to {MAX_KEYS}.")
     try:
-        after = base64.urlsafe_b64decode(query.get("cursor", "")).decode()
+        after = base64.b64decode(query.get("cursor", ""), b"-_", validate=True).decode()
     except ValueError:
         raise _Refused(400, "Invalid cursor") from None
     page = store.page(space, prefix=query.get("prefix", ""), after=after, limit=limit)

@@ -78,7 +78,6 @@ class Reader:
             said = _said.decode(line)
         except msgspec.MsgspecError:
             if text := line.decode("utf-8", "replace").strip():
-                self.last = text
                 self._take_plain(text)
             return
         if said.message.startswith(self._mark):
@@ -92,7 +91,7 @@ class Reader:
     def _take_plain(self, text: str) -> None:
         """What a runtime says when it dies, less its own stacks."""
         if not text.startswith(_STACKS):
-            self.last = self.last or text
+            self.last = text
             self._book.say(self._version, "host", text)
 
     def _take_run(self, text: str) -> None:

@@ -22,6 +22,8 @@ from edge.workers.runtime import Launch
 from edge.workers.watch import Sample
 
 START_S = 15.0
+START_CPU_S = 1.0
+"""What a process may compute before it is up, beyond a turn."""
 POLL_S = 0.005
 ASK_S = 0.4
 """How long one question of the host waits."""
@@ -63,7 +65,7 @@ class Process:
         assert self._process.stdout is not None, "it is a pipe"
         self._reading = asyncio.create_task(self._reader.read(self._process.stdout))
         try:
-            await self._wait_until_up()
+            await self._wait_until_up(limits.turn_s + START_CPU_S)
             self._tree = _tree(self.pid) if self._launch.wrapped else [psutil.Process(self.pid)]
             _limit(self._tree[-1].pid, limits)
             return self._look(clock(), answered=True)
@@ -71,7 +73,8 @@ class Process:
             await self.end(0.0)
             raise
 
-    async def _wait_until_up(self) -> None:
+    async def _wait_until_up(self, most_cpu_s: float) -> None:
+        """Whoever waits for it at its socket may have it loop before it is up."""
         end = asyncio.get_running_loop().time() + START_S
         while not await answers(self._control, ASK_S):
             if self._process.returncode is not None:
@@ -80,6 +83,11 @@ class Process:
             if asyncio.get_running_loop().time() > end:
                 raise WorkerRefused(
                     f"it was not up after {START_S:g} s; is there a loop at its top?"
+                )
+            if _cpu_s(self.pid) > most_cpu_s:
+                raise WorkerRefused(
+                    f"it was not up after {most_cpu_s:g} s of computing: there is a loop at its"
+                    " top, or in what is asked of it first (workers.turn_s)"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -147,6 +155,14 @@ def _tree(pid: int) -> list[psutil.Process]:
     while children := tree[-1].children():
         tree.append(children[0])
     return tree
+
+
+def _cpu_s(pid: int) -> float:
+    """0 for a process that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _leash() -> tuple[str, ...]:

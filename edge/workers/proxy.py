@@ -36,13 +36,18 @@ _HOP = frozenset(
 _OURS = b"x-skerry-"
 _TOUCH_S = 5.0
 MAX_BODY_BYTES = 100 << 20
+SMALL_BODY_BYTES = 64 << 10
+"""A body up to this is sent at once; larger ones are passed on as they come."""
 CONNECT_S = 20.0
 """A process that is being started answers once it is up."""
+IDLE_S = 3.0
+"""Less than workerd keeps idle connections for: a request never meets the end of one."""
 _SANDBOX = (b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups")
 _RUNTIME_SAYS = {
     "did not resolve to 'Response'": "returned something that is no Response",
     "would never generate a response": "can never answer: it waits for a promise that nothing"
     " settles",
+    "Array buffer allocation failed": "filled its memory (workers.memory_mb)",
 }
 """What is said of a Worker by its runtime, and what callers may be told of it."""
 
@@ -62,13 +67,14 @@ class Upstream:
         """Nobody comes any more; closed with the last one who is there."""
         self._touched = 0.0
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(entry.socket, limit=0, keepalive_timeout=30.0),
+            connector=aiohttp.UnixConnector(entry.socket, limit=0, keepalive_timeout=IDLE_S),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             read_bufsize=64 << 10,
         )
+        self._session._retry_connection = False  # what made a Worker end must not be sent again
 
     def touch(self, now: float) -> None:
         """Tell the host that it is used, from time to time."""
@@ -159,12 +165,16 @@ class Passage:
             await asyncio.wait({watcher})
 
     async def _exchange(self, scope: HTTPScope, upload: _Upload, send: Send) -> None:
+        data: bytes | AsyncIterator[bytes] | None = None
+        if upload.has_body:
+            small = _declared(scope["headers"]) <= SMALL_BODY_BYTES
+            data = await upload.whole() if small else upload.pieces()
         async with asyncio.timeout(self._entry.answer_s) as limit:
             answer = await self._upstream.session.request(
                 scope["method"],
                 URL(_url(scope, self._path), encoded=True),
                 headers=self._headers(scope),
-                data=upload.pieces() if upload.has_body else None,
+                data=data,
                 allow_redirects=False,
             )
             limit.reschedule(None)
@@ -196,16 +206,13 @@ class Passage:
         return headers
 
     def _answer_headers(self, answer: aiohttp.ClientResponse) -> Iterable[tuple[bytes, bytes]]:
-        page = policy = False
         for raw, value in answer.raw_headers:
             name = raw.lower()
             if name in _HOP:
                 continue
-            page = page or (name == b"content-type" and b"html" in value.lower())
-            policy = policy or name == _SANDBOX[0]
             yield name, value
         yield b"x-skerry-worker-version", f"{self._entry.name}/{self._entry.version}".encode()
-        if self._shared and page and not policy:
+        if self._shared:  # beside a policy of the Worker's own: browsers hold to both
             yield _SANDBOX
 
     def _threw(self, body: bytes) -> WorkerFailed:
@@ -257,11 +264,23 @@ class _Upload:
         finally:
             self._done.set()
 
+    async def whole(self) -> bytes:
+        """All of it at once. Raises Cancelled, BodyTooLarge."""
+        return b"".join([piece async for piece in self.pieces()])
+
     async def left(self) -> None:
         """Returns when the caller is gone."""
         await self._done.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """How long the body will be; more than any where that is not said."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return MAX_BODY_BYTES + 1
 
 
 def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -2,7 +2,8 @@
 
 A host makes the listening socket, starts the process, watches over it and ends it. The process
 
-- accepts requests (HTTP/1.1) on the socket that it inherits as descriptor `Seat.listener`. One that
+- accepts requests (HTTP/1.1) on the socket that it inherits as descriptor `Seat.listener`, which
+  does not block: the host waits at it too, while no process is there. One that
   is about an exception of the Worker's own has a header `x-skerry-worker-threw: MARK` and a JSON
   body with `name` and `message`;
 - listens on the Unix socket `Seat.control` and answers `GET /health` with 200 as long as its thread

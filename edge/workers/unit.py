@@ -130,13 +130,13 @@ class Unit:
             self._book, self.version, seat.mark, self.bundle.modules[0].name, _places(self.bundle)
         )
         process = Process(launch, cwd=self._folder, control=self._control, reader=reader)
+        self.starts += 1
         self._empty = await process.start(self._listener.fileno(), self._limits, self._clock)
         self._process = process
         self._up.set()
-        self.starts += 1
 
     async def _keep(self) -> None:
-        pause_s, began = 0.0, self._clock()
+        pause_s, began, failures = 0.0, self._clock(), 0
         while True:
             if self._process is None:
                 await self._asked_for()
@@ -145,8 +145,11 @@ class Unit:
                     await self._start()
                 except SkerryError as error:
                     self._say(f"it does not start: {error}")
-                    self._turn_away()
+                    failures += 1
+                    if failures > 1:  # at first it may be what one caller asked for
+                        self._turn_away()
             if self._process is not None:
+                failures = 0
                 reason = await self._watched(self._process)
                 self._process = None
                 self._up.clear()

@@ -79,12 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Path(folder), edges=options.edges, workers=options.workers,
                 tokens_per_minute=TOKENS_PER_MINUTE,
             ) as running:  # fmt: skip
-                seen, window = asyncio.run(traffic.run(running, options.requests))
+                with traffic.window_of(running, TOKENS_PER_MINUTE) as window:
+                    seen = asyncio.run(traffic.run(running, options.requests, window))
                 verdict = judge(seen, records_of(running))
     except (NoRedis, NotStarted) as error:
         say(str(error))
         return 2
-    found = figures(verdict, window.highest(), TOKENS_PER_MINUTE, taken)
+    found = figures(verdict, window.highest, TOKENS_PER_MINUTE, taken)
     machine = probe.describe()
     versions = {"python": platform.python_version(), "redis": metadata.version("redis")}
     build = PROJECT / "build" / "bench"

@@ -9,6 +9,7 @@ milliseconds of both for each request as one line of JSON.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -85,11 +86,13 @@ async def one_process(folder: Path, requests: int) -> list[Taken]:
     headers = {b"authorization": f"Bearer {key}".encode()}
     door = Door(topology, lambda: book)
     me = str(os.getpid())
-    ledger = Ledger(folder / "budgets.sqlite", owner=me, lease_s=20.0)
+    ledger = Ledger(folder / "budgets.counts")
     usage = UsageWriter(folder / "usage", me)
     taken: list[Taken] = []
     async with asyncio.TaskGroup() as tasks:
         pool = Pool(ledger, None, when_lost="refuse", tasks=tasks, clock=time.time)
+        gc.collect()
+        gc.freeze()  # as an edge does
         budgets = Budgets(pool=pool, settings=Settings(), usage=usage, edge="here")
         for i in range(requests):
             request = GenerateRequest(

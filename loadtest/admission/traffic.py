@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sqlite3
-from collections import defaultdict
-from contextlib import closing
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 import psutil
 
+from core.config_tenants import Tenant
 from core.types import Usage
+from edge.tenants.ledger import Ledger
+from edge.tenants.meter import limits_of
 from loadtest.admission.cast import TENANTS, TIGHT, Cast, Edge
 from loadtest.edge.doubles import MODEL
 
@@ -48,30 +51,36 @@ class Seen:
     """The caller went away on purpose."""
 
 
-@dataclass
 class Window:
-    """Most that was counted in each window of the tight tenant, by edge."""
+    """What all edges together count of the tight tenant in the last minute, and the most it was."""
 
-    most: defaultdict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    def __init__(self, ledgers: Sequence[Ledger], limit: int) -> None:
+        self._ledgers = ledgers
+        (self._limit,) = limits_of(Tenant(tokens_per_minute=limit))
+        self.highest = 0
 
-    def look(self, edges: list[Edge]) -> None:
-        for number, edge in enumerate(edges):
-            for window, count in _counted(edge):
-                before = self.most[window].get(number, 0)
-                self.most[window][number] = max(before, count)
-
-    def highest(self) -> int:
-        """Tokens in the fullest window, all edges together."""
-        return max((sum(by_edge.values()) for by_edge in self.most.values()), default=0)
+    def look(self) -> None:
+        now = time.time()
+        counted = (ledger.meter(TIGHT, self._limit, now).taken for ledger in self._ledgers)
+        self.highest = max(self.highest, sum(counted))
 
 
-async def run(cast: Cast, requests: int, *, seed: int = 1) -> tuple[list[Seen], Window]:
+@contextmanager
+def window_of(cast: Cast, limit: int) -> Iterator[Window]:
+    ledgers = [Ledger(edge.state / "budgets.counts") for edge in cast.edges]
+    try:
+        yield Window(ledgers, limit)
+    finally:
+        for ledger in ledgers:
+            ledger.close()
+
+
+async def run(cast: Cast, requests: int, window: Window, *, seed: int = 1) -> list[Seen]:
     """Ask `requests` times, `AT_ONCE` at a time."""
     draw = random.Random(seed)
     leaving = {i for i in range(requests) if draw.random() < ABORTS}
     order, kill_at = iter(range(requests)), min(requests, KILL_EVERY) // 2
     seen: list[Seen] = []
-    window = Window()
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(
         timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
@@ -92,14 +101,14 @@ async def run(cast: Cast, requests: int, *, seed: int = 1) -> tuple[list[Seen], 
 
         async def watch() -> None:
             while True:
-                window.look(cast.edges)
+                window.look()
                 await asyncio.sleep(0.5)
 
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
         watching.cancel()
-        window.look(cast.edges)
-    return seen, window
+        window.look()
+    return seen
 
 
 async def _ask(
@@ -141,14 +150,3 @@ def _usage(text: bytes) -> Usage | None:
 
 def _kill(process: psutil.Process) -> None:
     process.send_signal(signal.SIGKILL)
-
-
-def _counted(edge: Edge) -> list[tuple[int, int]]:
-    """(window, tokens used and reserved) of the tight tenant."""
-    path = edge.state / "budgets.sqlite"
-    if not path.exists():
-        return []
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
-        return ledger.execute(
-            "select win, used + reserved from meters where tenant = ? and kind = 'tokens'", (TIGHT,)
-        ).fetchall()

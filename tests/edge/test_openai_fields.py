@@ -139,8 +139,8 @@ CHAT_FIELDS: dict[str, Field] = SHARED | {
     "moderation": Field(refused=({"model": "x"},)),
     "prediction": Field(refused=({"type": "content", "content": "x"},)),
     "prompt_cache_options": Field(refused=({"mode": "explicit"},)),
-    "reasoning_effort": Field(refused=("low",)),
-    "verbosity": Field(refused=("low",)),
+    "reasoning_effort": Field(kept("none"), refused=("low",)),
+    "verbosity": Field(kept("medium"), refused=("low",)),
     "web_search_options": Field(refused=({},)),
 }  # fmt: skip
 

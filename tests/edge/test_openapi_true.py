@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
+from core.keys import append_new, new_key
 from tests.edge.fakes import MODEL, FakeRegion, running_edge, world_of
 
 CHECKS = [
@@ -92,3 +94,27 @@ def _play(operation: Any, mode: GenerationMode, statuses: Counter[int]) -> None:
         case.validate_response(response, checks=checks)
 
     play()
+
+
+async def test_refusals_are_described_too(tmp_path: Path) -> None:
+    """Of callers without a key, with a wrong one, and with bodies that cannot be read."""
+    closed = 'anonymous = "never"\n[tenants.acme]'
+    async with FakeRegion("eu").serving() as eu:
+        world = world_of(tmp_path, eu, access=closed)
+        key, record = new_key("acme", now=1)
+        append_new(tmp_path / "keys.jsonl", [record])
+        good = {"authorization": f"Bearer {key}"}
+        packed = {**good, "content-encoding": "compress"}
+        async with running_edge(world) as edge:
+            document = (await edge.http.get("/openapi.json")).json()
+            statuses = Counter[int]()
+            for path, operations in document["paths"].items():
+                url = path.replace("{account}", "a").replace("{model}", MODEL)
+                for method, operation in operations.items():
+                    for headers in ({}, {"authorization": f"Bearer {key}x"}, good, packed):
+                        answer = await edge.http.request(
+                            method, url, headers=headers, content=b"{" if method == "post" else None
+                        )
+                        assert str(answer.status_code) in operation["responses"], (path, headers)
+                        statuses[answer.status_code] += 1
+    assert set(statuses) == {200, 400, 401, 415}

@@ -245,9 +245,9 @@ def test_a_bad_world_exits_2_with_one_line(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_ledger_exits_2_with_one_line(tmp_path: Path) -> None:
-    (tmp_path / "budgets.sqlite").write_bytes(b"no ledger at all" * 400)
+    (tmp_path / "budgets.counts").write_bytes(b"no ledger at all" * 400)
     with _process(tmp_path, "127.0.0.1:0") as process:
         _, complaint = process.communicate(timeout=20)
     assert process.returncode == 2
-    said = f"edge here: {tmp_path}/budgets.sqlite is no ledger: move it away; counts begin anew\n"
+    said = f"edge here: {tmp_path}/budgets.counts is no ledger: move it away; counts begin anew\n"
     assert complaint == said

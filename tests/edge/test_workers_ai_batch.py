@@ -150,6 +150,16 @@ async def test_from_submission_to_answers(tmp_path: Path) -> None:
         assert refused(await poll(edge, name), 404, 7003, "no such batch")
 
 
+async def test_a_batch_that_no_region_takes_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    async with QueueRegion("eu").serving() as eu:
+        world = world_of(tmp_path, eu.fake, more="[tenants.anonymous]\ntokens_per_day = 100")
+    async with running_edge(world, fresh=0) as edge:
+        for _ in range(5):
+            answer = await edge.http.post(QUEUE, json={"prompt": "x", "max_tokens": 80})
+            assert refused(answer, 429, 3040)  # never 3036: the day has all of its tokens
+
+
 async def test_one_request_is_a_batch_too(tmp_path: Path) -> None:
     async with here(tmp_path) as (edge, eu):
         answer = await edge.http.post(QUEUE, json={"prompt": "x", "external_reference": "r"})

@@ -62,6 +62,27 @@ def test_a_port_that_another_crew_shares_is_refused() -> None:
             pass
 
 
+def test_two_crews_that_start_together_do_not_share_a_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both have found it free, and neither has bound it yet."""
+    with reserved("127.0.0.1:0") as address:
+        pass
+    refused: list[str] = []
+
+    class Slow(socket.socket):
+        def close(self) -> None:
+            super().close()
+            if not refused:
+                refused.append("begun")
+                with pytest.raises(ConfigError, match="Address already in use"), reserved(address):
+                    refused.append("shared")
+
+    monkeypatch.setattr(socket, "socket", Slow)
+    with reserved(address):
+        assert refused == ["begun"]
+
+
 def test_the_folder_is_gone_at_the_end(tmp_path: Path) -> None:
     with private_folder(tmp_path) as folder:
         (folder / "1.sock").touch()

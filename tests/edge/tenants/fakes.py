@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +38,13 @@ class Clock:
 
 @dataclass
 class Pot:
-    """What all ledgers share: windows and who was granted what."""
+    """What all ledgers share: windows and who was granted what, streams and who holds them."""
 
     lease: float = 0.1
-    granted: defaultdict[tuple[str, str, int], dict[str, int]] = field(
+    granted: defaultdict[tuple[str, str], dict[tuple[str, int], int]] = field(
         default_factory=lambda: defaultdict(dict)
     )
+    streams: defaultdict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     lost: bool = False
     asked: int = 0
 
@@ -56,18 +57,43 @@ class MemoryShare:
     def lease(self, limit: Limit) -> int:
         return max(1, int(limit.amount * self._pot.lease))
 
-    async def take(self, tenant: str, limit: Limit, window: int, *, have: int, need: int) -> Grant:
+    async def take(
+        self,
+        tenant: str,
+        limit: Limit,
+        window: int,
+        *,
+        have: int,
+        need: int,
+        past: Mapping[int, int],
+    ) -> Grant:
+        await self._asked()
+        held = self._pot.granted[tenant, limit.kind]
+        held.update({(self._name, one): used for one, used in past.items()})
+        own = self._name, window
+        held[own] = max(held.get(own, 0), have)
+        left = limit.amount - sum(
+            count for (_, one), count in held.items() if one > window - limit.span
+        )
+        taken = min(left, max(need, self.lease(limit))) if 0 < need <= left else 0
+        held[own] += taken
+        return Grant(held[own], max(left - taken, 0))
+
+    async def hold(self, tenant: str, streams: int, *, have: int, need: int) -> Grant:
+        await self._asked()
+        held = self._pot.streams[tenant]
+        held[self._name] = have
+        left = streams - sum(held.values())
+        lease = max(1, int(streams * self._pot.lease))
+        taken = max(need, min(lease, left // 4)) if 0 < need <= left else 0
+        held[self._name] += taken
+        return Grant(held[self._name], max(left - taken, 0))
+
+    async def _asked(self) -> None:
         await asyncio.sleep(0)
         self._pot.asked += 1
         if self._pot.lost:
             raise LimitsUnavailable("lost")
-        held = self._pot.granted[tenant, limit.kind, window]
-        mine = max(held.get(self._name, 0), have)
-        held[self._name] = mine
-        left = limit.amount - sum(held.values())
-        taken = min(left, max(need, self.lease(limit))) if left >= need else 0
-        held[self._name] = mine + taken
-        return Grant(mine + taken, left - taken)
 
 
 @dataclass(frozen=True)
@@ -94,7 +120,7 @@ async def bench(
     clock: Clock | None = None,
 ) -> AsyncIterator[Bench]:
     clock = clock or Clock()
-    ledger = Ledger(folder / "budgets.sqlite", owner=owner, lease_s=20.0)
+    ledger = Ledger(folder / "budgets.counts")
     usage = UsageWriter(folder / "usage", owner, clock=clock)
     async with asyncio.TaskGroup() as tasks:
         pool = Pool(ledger, share, when_lost=when_lost, tasks=tasks, clock=clock)

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from core.errors import Unauthorized
-from core.keys import KeyRecord, Revoked, append_new, is_marked, new_key, parse_lines
+from core.keys import (
+    KeyRecord,
+    Revoked,
+    append_new,
+    mark_of,
+    marked_by,
+    new_key,
+    parse_lines,
+    read_book,
+)
 from edge.tenants.door import Door
 from edge.tenants.keyring import Keyring
 from tests.edge.tenants.test_door import NOW, bearer, world
@@ -73,13 +82,46 @@ def test_damage_while_nothing_ran_opens_nothing(tmp_path: Path, damage: Damage) 
         door.authenticate({})
 
 
+@DAMAGES
+def test_a_lost_revocation_revives_no_key_after_a_restart(tmp_path: Path, damage: Damage) -> None:
+    """The file comes back from an old copy, or is cut, while no edge runs."""
+    path = tmp_path / "keys.jsonl"
+    (key, record), (gone, second) = new_key("acme", now=NOW), new_key("acme", now=NOW)
+    append_new(path, [record, second])
+    old = path.read_bytes()
+    append_new(path, [Revoked(id=second.id, at=NOW)])
+    path.write_bytes(old)
+    book, _ = read_book(path)
+    assert book.revoked(second.id) is not None
+    door = door_of(Keyring(path))
+    assert door.authenticate(bearer(key)).name == "acme"
+    with pytest.raises(Unauthorized):
+        door.authenticate(bearer(gone))
+    damage(path)
+    append_new(path, [record, second])  # and what is written anew revives nothing either
+    with pytest.raises(Unauthorized):
+        door_of(Keyring(path)).authenticate(bearer(gone))
+
+
+def test_revocations_of_a_file_that_was_copied_here_are_marked(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere" / "keys.jsonl", tmp_path / "keys.jsonl"
+    _, record = new_key("acme", now=NOW)
+    append_new(elsewhere, [record, Revoked(id=record.id, at=NOW)])
+    path.write_bytes(elsewhere.read_bytes())
+    Keyring(path)
+    assert marked_by(path) == [Revoked(id=record.id, at=NOW)]
+    before = mark_of(path).stat()
+    Keyring(path).look()
+    assert mark_of(path).stat().st_mtime_ns == before.st_mtime_ns
+
+
 def test_a_file_that_was_copied_here_is_marked_when_it_is_read(tmp_path: Path) -> None:
     elsewhere, path = tmp_path / "elsewhere" / "keys.jsonl", tmp_path / "keys.jsonl"
     append_new(elsewhere, [new_key("acme", now=NOW)[1]])
     path.write_bytes(elsewhere.read_bytes())
-    assert not is_marked(path)
+    assert marked_by(path) is None
     Keyring(path)
-    assert is_marked(path)
+    assert marked_by(path) == []
     path.unlink()
     with pytest.raises(Unauthorized):
         door_of(Keyring(path)).authenticate({})

@@ -1,0 +1,228 @@
+"""A host with real processes and sockets: staged, served, ended, started again, kept."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from core.config_workers import Workers
+from core.errors import NotFound, WorkerRefused
+from edge.workers.bundle import digest_of, pack, version_of
+from edge.workers.crons import Timers, trigger
+from edge.workers.host import Host, Place
+from edge.workers.kv_store import Space
+from edge.workers.register import Register
+from edge.workers.shelf import Shelf
+from edge.workers.table import Table
+from tests.edge.workers.doubles import FRIEND, KV, Words, bundle_of
+
+LIMITS = Workers(turn_s=0.5)
+
+
+@asynccontextmanager
+async def hosting(folder: Path, limits: Workers = LIMITS) -> AsyncIterator[tuple[Host, Table]]:
+    root, shelf = folder / "r", folder / "shelf"
+    root.mkdir(exist_ok=True)
+    table = folder / "table.json"
+    host = Host(
+        place=Place(root=root, edge="127.0.0.1:1", store=root / "store"),
+        register=Register(root, table, limits),
+        limits=limits,
+        shelf=Shelf(shelf),
+        runtimes={"javascript": Words()},
+    )
+    await host.open()
+    try:
+        yield host, Table(table, "localhost")
+    finally:
+        await host.close()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short: addresses of Unix sockets are."""
+    return tmp_path_factory.mktemp("h")
+
+
+async def ask(table: Table, path: str = "/", name: str = "w") -> str:
+    entry = table.named(name)
+    assert entry is not None
+    connector = aiohttp.UnixConnector(entry.socket)
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(f"http://w{path}") as answer,  # a GET would be sent again
+    ):
+        return await answer.text()
+
+
+async def serve(host: Host, word: str, name: str = "w", **settings: object) -> str:
+    data = pack(bundle_of(word, name, **settings))
+    version = await host.stage(name, data, tenant="t")
+    await host.activate(name, version, "deploy")
+    return version
+
+
+async def up(host: Host, *, wanted: bool = True) -> None:
+    """Wait until the host says that the process is there, or is not."""
+    async with asyncio.timeout(20):
+        while (host.row("w").pid is not None) is not wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_versions_are_served_rolled_back_and_kept(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        one = await serve(host, "one")
+        assert await ask(table) == "one -"
+        staged = await host.stage("w", pack(bundle_of("two")), tenant="t")
+        assert await ask(table) == "one -", "what is staged is not served"
+        await host.activate("w", staged, "deploy")
+        assert await ask(table) == "two -"
+        assert await host.stage_kept("w", None) == one
+        await host.activate("w", one, "rollback")
+        assert await ask(table) == "one -"
+        await host.set_secret("w", "SECRET", "s")
+        assert await ask(table) == "one s"
+        with pytest.raises(NotFound, match="has no secret 'OTHER'"):
+            await host.set_secret("w", "OTHER", None)
+    assert Table(folder / "table.json", "localhost").named("w") is None, "nothing is served now"
+    async with hosting(folder) as (host, table):
+        assert await ask(table) == "one s", "what was served is served again"
+        card, kept = host.card("w")
+        assert [(one.version, one.how) for one in card.deployments][-2:] == [
+            (one, "rollback"), (one, "secret"),
+        ]  # fmt: skip
+        assert sorted(kept) == sorted([one, staged])
+        with pytest.raises(NotFound, match="kept are"):
+            await host.stage_kept("w", "ffff")
+        await host.delete("w")
+        assert table.named("w") is None
+    async with hosting(folder) as (host, _):
+        assert host.rows() == []
+
+
+async def test_what_is_refused_changes_nothing(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one", routes=("w.localhost/a/*",))
+        for bundle, name, tenant, why in [
+            (bundle_of("broken"), "w", "t", "does not start: .*broken as it is"),
+            (bundle_of("refused"), "w", "t", "this word is refused"),
+            (bundle_of("two"), "w", "other", "belongs to the tenant 't'"),
+            (bundle_of("two"), "x", "t", "the bundle is of 'w', not of 'x'"),
+            (bundle_of("two", "x", routes=("w.localhost/a/*",)), "x", "t", "the Worker 'w'"),
+            (bundle_of("two", "x", services=(FRIEND,)), "x", "t", "'friend', which is not"),
+            (bundle_of("two", "x", language="python"), "x", "t", "no Workers in python"),
+            (bundle_of("two", "x", crons=("* *",)), "x", "t", "five fields"),
+        ]:
+            with pytest.raises(WorkerRefused, match=why):
+                await host.stage(name, pack(bundle), tenant=tenant)
+        with pytest.raises(WorkerRefused, match="no bundle"):
+            await host.stage("w", b"\x00", tenant="t")
+        with pytest.raises(NotFound, match="not staged"):
+            await host.activate("w", "ffffffffffff", "deploy")
+        assert [row.name for row in host.rows()] == ["w"]
+        assert await ask(table) == "one -"
+
+
+async def test_an_activation_can_be_taken_back(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        first = await serve(host, "one")
+        second = await serve(host, "two")
+        await host.withdraw("w", second)
+        assert await ask(table) == "one -"
+        assert host.row("w").version == first
+        third = await serve(host, "alone", "new")
+        await host.withdraw("new", third)
+        assert [row.name for row in host.rows()] == ["w"]
+        with pytest.raises(NotFound):
+            await host.withdraw("w", second)
+
+
+async def test_a_process_that_ends_or_loops_is_started_by_the_next_request(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one")
+        with pytest.raises(aiohttp.ClientError):
+            await ask(table, "/end")
+        assert await ask(table) == "one -"
+        await up(host)
+        with pytest.raises(aiohttp.ClientError):
+            await ask(table, "/loop")
+        assert await ask(table) == "one -"
+        assert host.row("w").starts == 3
+        told = [line.message for line in host.book("w").last(100) if line.level == "host"]
+        assert any("ended with code 3" in line for line in told)
+        assert any("held its thread for" in line for line in told)
+        said = [line.message for line in host.book("w").last(100) if line.level == "log"]
+        assert said == ["asked for /", "asked for /"]
+        runs = [line.run for line in host.book("w").last(100) if line.run is not None]
+        assert [(run.method, run.url, run.status) for run in runs] == [("GET", "/", 200)] * 2
+
+
+async def test_a_worker_that_nobody_asks_sleeps(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one")
+        entry = table.named("w")
+        assert entry is not None
+        os.utime(entry.used, (1, 1))  # long ago
+        await up(host, wanted=False)
+        os.utime(entry.used)
+        assert await ask(table) == "one -"
+        assert host.row("w").starts == 2
+
+
+async def test_timers_wake_and_run(folder: Path) -> None:
+    async with hosting(folder) as (host, _):
+        await serve(host, "one", crons=("30 4 * * *", "* * * * *"))
+        timers = Timers(host)
+        minute = int(dt.datetime(2026, 11, 30, 4, 30, tzinfo=dt.UTC).timestamp())
+        due = timers.due(minute)
+        assert [text for _, text, _ in due] == ["30 4 * * *", "* * * * *"]
+        assert [text for _, text, _ in timers.due(minute + 60)] == ["* * * * *"]
+        unit, text, book = due[0]
+        assert await trigger(unit, text, minute, book)
+        said = [line.message for line in book.last(100) if line.level == "log"]
+        assert any(f'"time": {minute * 1000}' in line and "30 4" in line for line in said)
+
+
+async def test_namespaces_are_of_a_tenant_and_a_token(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one", kv=(KV,))
+        assert host.space_of("guess", "KV") is None
+        token = host._hosted["w"].token
+        assert host.space_of(token, "KV") == Space("t", "space")
+        assert host.space_of(token, "@ai") == Space("t", "@ai")
+        assert host.space_of(token, "OTHER") is None
+        agent = table.of_token(token.encode())
+        assert agent is not None
+        assert (agent.name, agent.tenant) == ("w", "t")
+        assert table.of_token(b"guess") is None
+        text = (folder / "table.json").read_text()
+        assert token not in text
+
+
+async def test_a_worker_that_others_are_bound_to_stays(folder: Path) -> None:
+    async with hosting(folder) as (host, _):
+        await serve(host, "f", "friend")
+        await serve(host, "one", services=(FRIEND,))
+        with pytest.raises(WorkerRefused, match="bound to by w"):
+            await host.delete("friend")
+
+
+async def test_a_damaged_version_is_not_served(folder: Path) -> None:
+    version = version_of(digest_of(pack(bundle_of("one"))))
+    async with hosting(folder) as (host, _):
+        assert await serve(host, "one") == version
+    path = folder / "shelf" / "w" / f"{version}.bundle"
+    path.write_bytes(pack(bundle_of("two")))
+    async with hosting(folder) as (host, table):
+        assert table.named("w") is None
+        assert msgspec.to_builtins(host.row("w"))["version"] is None
+        await serve(host, "one")
+        assert await ask(table) == "one -"

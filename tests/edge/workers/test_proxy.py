@@ -1,0 +1,243 @@
+"""What passes between a caller and a Worker, on real sockets; the Worker is a double."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+from aiohttp import web
+from litestar.types import Receive, Scope, Send
+
+from edge.serving import Server
+from edge.workers.front import Front
+from edge.workers.table import Entry, Table, write_table
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def _edge(scope: Scope, receive: Receive, send: Send) -> None:
+    """What is for no Worker."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"the edge", "more_body": False})
+
+
+@asynccontextmanager
+async def passing(
+    folder: Path, handler: Handler, **settings: object
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{rest:.*}", handler)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(folder / "w.sock")).start()
+    entry = Entry(
+        name="w", tenant="t", version="1", socket=str(folder / "w.sock"),
+        used=str(folder / "used"), token="d", answer_s=10.0, concurrency=2,
+    )  # fmt: skip
+    write_table(folder / "table.json", [msgspec.structs.replace(entry, **settings)])
+    front = Front(_edge, "ams", Table(folder / "table.json", "localhost"))
+    server = Server(uvicorn.Config(front, port=0, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False
+        ) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        await serving
+        await front.close()
+        await runner.cleanup()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("p")
+
+
+async def _mirror(request: web.Request) -> web.Response:
+    body = await request.read()
+    page = {
+        "method": request.method,
+        "path": request.raw_path,
+        "host": request.headers["host"],
+        "headers": sorted(name.lower() for name in request.headers),
+        "body": len(body),
+    }
+    return web.json_response(page)
+
+
+async def test_a_request_passes_as_it_is(folder: Path) -> None:
+    async with passing(folder, _mirror) as client:
+        page = (await client.get("/w/w/a%2Fb/%C3%A9?x=%20&y", headers={"host": "me:1"})).json()
+        assert (page["method"], page["path"], page["host"]) == (
+            "GET",
+            "/a%2Fb/%C3%A9?x=%20&y",
+            "me:1",
+        )
+        assert "content-length" not in page["headers"]
+        forged = {"x-skerry-worker": "t", "x-skerry-secret": "s", "connection": "close, x-hop"}
+        page = (await client.put("/w/w/", content=b"x" * 10, headers=forged)).json()
+        assert (page["method"], page["path"], page["body"]) == ("PUT", "/", 10)
+        assert not [n for n in page["headers"] if n.startswith("x-skerry") and n != "x-skerry-cf"]
+        assert {"cf-connecting-ip", "x-skerry-cf"} <= set(page["headers"])
+        large = await client.post("/w/w/", content=b"x" * 3_000_000)
+        assert large.json()["body"] == 3_000_000
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                yield b"y" * 100_000
+
+        chunked = await client.post("/w/w/", content=pieces())
+        assert chunked.json()["body"] == 300_000
+        assert (await client.get("/")).text == "the edge"
+        assert (await client.get("/", headers={"host": "w.localhost:1"})).json()["path"] == "/"
+        assert (await client.get("/w/x/")).status_code == 404
+
+
+@pytest.mark.parametrize("status", [200, 204, 304, 404])
+async def test_answers_with_and_without_bodies(folder: Path, status: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        headers = {"etag": "x", "content-encoding": "br", "x-many": "1"}
+        answer = web.Response(status=status, body=b"" if status in (204, 304) else b"\x00raw",
+                              headers=headers)  # fmt: skip
+        answer.headers.add("set-cookie", "a=1")
+        answer.headers.add("set-cookie", "b=2")
+        return answer
+
+    async with passing(folder, handler) as client:
+        for method in ("GET", "HEAD", "DELETE"):
+            async with client.stream(method, "/w/w/") as answer:
+                raw = b"".join([piece async for piece in answer.aiter_raw()])
+            empty = method == "HEAD" or status in (204, 304)
+            assert (answer.status_code, raw) == (status, b"" if empty else b"\x00raw")
+            assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+            assert answer.headers["x-skerry-worker-version"] == "w/1"
+
+
+async def test_pieces_come_as_they_are_made_and_a_caller_that_leaves_is_told(
+    folder: Path,
+) -> None:
+    left, go = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"one")
+        try:
+            await go.wait()
+            await answer.write(b"two")
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            left.set()
+            raise
+        return answer
+
+    async with passing(folder, handler) as client:
+        async with client.stream("GET", "/w/w/") as answer:
+            pieces = answer.aiter_raw()
+            assert await anext(pieces) == b"one"
+            go.set()
+            assert await anext(pieces) == b"two"
+        async with asyncio.timeout(10):
+            await left.wait()
+
+
+async def test_a_caller_that_leaves_early_is_told_too(folder: Path) -> None:
+    left, asked = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            left.set()
+            raise
+        raise AssertionError
+
+    async with passing(folder, handler) as client:
+        asking = asyncio.create_task(client.post("/w/w/", content=b"x"))
+        await asked.wait()
+        asking.cancel()
+        async with asyncio.timeout(10):
+            await left.wait()
+
+
+async def test_what_goes_wrong_is_named(folder: Path) -> None:
+    gate = asyncio.Event()
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/threw":
+            headers = {"x-skerry-worker-threw": "m"}
+            return web.json_response({"name": "E", "message": "private"}, headers=headers)
+        if request.path == "/ends":
+            assert request.transport is not None
+            request.transport.abort()
+        asked.append(request.path)
+        await gate.wait()
+        return web.Response(text="late")
+
+    async with passing(folder, handler, answer_s=0.3) as client:
+        threw = await client.get("/w/w/threw")
+        assert threw.status_code == 500
+        assert "'w' threw an exception" in threw.text
+        assert "private" not in threw.text
+        ends = await client.get("/w/w/ends")
+        assert (ends.status_code, ends.json()["error"]["code"]) == (500, "worker_failed")
+        late = await client.get("/w/w/late")
+        assert late.status_code == 504
+        assert "did not answer within 0.3 s" in late.text
+    async with passing(folder, handler, open=True) as client:
+        assert "threw E: private" in (await client.get("/w/w/threw")).text
+        asked.clear()
+        running = [asyncio.create_task(client.get("/w/w/late")) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while len(asked) < 2:
+                await asyncio.sleep(0.01)
+        refused = await client.get("/w/w/late")
+        assert refused.status_code == 429
+        assert "has 2 requests under way" in refused.text
+        assert refused.headers["retry-after"] == "1"
+        gate.set()
+        assert [(await one).text for one in running] == ["late", "late"]
+    async with passing(folder, handler, socket=str(folder / "nobody")) as client:
+        down = await client.get("/w/w/")
+        assert (down.status_code, down.json()["error"]["code"]) == (500, "worker_failed")
+
+
+async def test_an_answer_that_breaks_off_is_seen_to(folder: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"half")
+        await asyncio.sleep(0)
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async with passing(folder, handler) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get("/w/w/")
+
+
+async def test_pages_on_the_edges_own_origin_are_boxed(folder: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        own = {"content-security-policy": "default-src 'self'"} if request.path == "/own" else {}
+        return web.Response(text="<p>", content_type="text/html", headers=own)
+
+    async with passing(folder, handler) as client:
+        assert "sandbox" in (await client.get("/w/w/")).headers["content-security-policy"]
+        policies = (await client.get("/w/w/own")).headers.get_list("content-security-policy")
+        assert len(policies) == 2
+        apart = await client.get("/", headers={"host": "w.localhost"})
+        assert "content-security-policy" not in apart.headers
