@@ -1,0 +1,183 @@
+"""All edges of a world at once, through their admin interfaces: every change is made by all or by
+none.
+
+First each edge is asked whether it is there, then each checks and starts the new version beside the
+one that is served, and only when all have done so do they change over, one after the other within
+milliseconds. Whoever fails on the way has nothing changed; those that changed before go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from core.address import split_address
+from core.config import World
+from core.errors import ConfigError, SkerryError
+from edge.workers.admin_pages import BASE, Activate, EdgePage, Rows, Staged, StageKept, WorkerPage
+from edge.workers.bundle import digest_of
+
+TIMEOUT = httpx.Timeout(60.0, connect=3.0)
+
+
+class _Problem(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Problem = msgspec.field(default_factory=_Problem)
+
+
+class FleetError(SkerryError):
+    """An edge is down or refused; the message names it. Nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """One edge's admin interface."""
+
+    edge: str
+    base: str
+    client: httpx.Client
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", params: dict[str, str] | None = None
+    ) -> bytes:
+        """Raises FleetError."""
+        try:
+            answer = self.client.request(
+                method, f"{self.base}{BASE}{path}", content=body, params=params
+            )
+        except httpx.HTTPError as error:
+            raise FleetError(
+                f"the edge {self.edge!r} does not answer at {self.base}"
+                f" ({str(error) or type(error).__name__})"
+            ) from error
+        if answer.is_success:
+            return answer.content
+        with suppress(msgspec.MsgspecError):
+            told = msgspec.json.decode(answer.content, type=_Refusal).error.message
+            raise FleetError(f"the edge {self.edge!r} refused: {told}")
+        raise FleetError(f"the edge {self.edge!r} refused with {answer.status_code}")
+
+
+class Fleet:
+    def __init__(self, admins: Sequence[Admin]) -> None:
+        self.admins = admins
+
+    def edges(self) -> list[EdgePage]:
+        """All of them. Raises FleetError, naming those that are down."""
+        pages: list[EdgePage] = []
+        down: list[str] = []
+        for admin in self.admins:
+            try:
+                pages.append(msgspec.json.decode(admin.ask("GET", "/edge"), type=EdgePage))
+            except FleetError as error:
+                down.append(str(error))
+        if down:
+            raise FleetError(
+                f"{'; '.join(down)}. Nothing was changed: start it again, or take it out of the"
+                " topology"
+            )
+        return pages
+
+    def deploy(self, name: str, data: bytes, *, tenant: str, open_: bool = False) -> str:
+        """Serve a bundle everywhere. Returns its version. Raises FleetError."""
+        self.edges()
+        params = {"tenant": tenant, **({"open": "1"} if open_ else {})}
+        path = f"/workers/{name}/staged/{digest_of(data)}"
+        return self._everywhere(
+            name, lambda admin: admin.ask("PUT", path, data, params), how="deploy"
+        )
+
+    def rollback(self, name: str, version: str | None) -> str:
+        """Serve a version that is kept, by default the one before. Raises FleetError."""
+        self.edges()
+        body = msgspec.json.encode(StageKept(version))
+        return self._everywhere(
+            name, lambda admin: admin.ask("POST", f"/workers/{name}/staged", body), how="rollback"
+        )
+
+    def worker(self, name: str) -> list[tuple[str, WorkerPage]]:
+        """What each edge knows of it."""
+        return [
+            (one.edge, msgspec.json.decode(one.ask("GET", f"/workers/{name}"), type=WorkerPage))
+            for one in self.admins
+        ]
+
+    def rows(self) -> list[tuple[str, Rows]]:
+        return [
+            (one.edge, msgspec.json.decode(one.ask("GET", "/workers"), type=Rows))
+            for one in self.admins
+        ]
+
+    def delete(self, name: str) -> None:
+        self.edges()
+        for admin in self.admins:
+            admin.ask("DELETE", f"/workers/{name}")
+
+    def secret(self, name: str, key: str, value: str | None) -> None:
+        self.edges()
+        for admin in self.admins:
+            path = f"/workers/{name}/secrets/{key}"
+            if value is None:
+                admin.ask("DELETE", path)
+            else:
+                admin.ask("PUT", path, value.encode())
+
+    def _everywhere(self, name: str, stage: Callable[[Admin], bytes], *, how: str) -> str:
+        staged: list[tuple[Admin, str]] = []
+        changed: list[tuple[Admin, str]] = []
+        try:
+            for admin in self.admins:
+                answer = msgspec.json.decode(stage(admin), type=Staged)
+                staged.append((admin, answer.version))
+            versions = {version for _, version in staged}
+            if len(versions) != 1:
+                told = ", ".join(f"{admin.edge}: {version}" for admin, version in staged)
+                raise FleetError(f"the edges differ in the version before ({told}); name one")
+            for admin, version in staged:
+                body = msgspec.json.encode(Activate(version, how))
+                admin.ask("POST", f"/workers/{name}/active", body)
+                changed.append((admin, version))
+        except BaseException as error:
+            self._back(name, staged, changed)
+            if isinstance(error, FleetError):
+                raise FleetError(f"{error}. Nothing was changed") from error
+            raise
+        return staged[0][1]
+
+    def _back(
+        self, name: str, staged: list[tuple[Admin, str]], changed: list[tuple[Admin, str]]
+    ) -> None:
+        """Undo what was done, as far as an edge still answers."""
+        for admin, version in staged:
+            done = (admin, version) in changed
+            path = f"/workers/{name}/{'active' if done else 'staged'}/{version}"
+            with suppress(FleetError):
+                admin.ask("DELETE", path)
+
+
+@contextmanager
+def fleet_of(world: World) -> Iterator[Fleet]:
+    """Every edge of the world. Raises ConfigError where one takes no Workers."""
+    admins = []
+    for edge in world.topology.edges:
+        if edge.admin is None:
+            raise ConfigError(
+                f"{world.path}: the edge {edge.name!r} has no admin address; give it one, like"
+                ' admin = "127.0.0.1:8790"'
+            )
+        if split_address(edge.admin)[1] == 0:
+            raise ConfigError(
+                f"the world {world.topology.name!r} does not run: start it with `skerry up`, or say"
+                " with --state which one you mean"
+            )
+        admins.append((edge.name, f"http://{edge.admin}"))
+    headers = {"authorization": f"Bearer {world.secret('admin').decode()}"}
+    with httpx.Client(trust_env=False, timeout=TIMEOUT, headers=headers) as client:
+        yield Fleet([Admin(name, base, client) for name, base in admins])

@@ -1,0 +1,1 @@
+"""What Workers cost: beside a direct call, when they are cold, and when one of them loops."""

@@ -1,0 +1,113 @@
+"""An edge with Workers over the double of a region."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loadtest.edge.cast import PROJECT, NotStarted, free_port, started
+from loadtest.edge.clients import HOST
+from loadtest.edge.doubles import MODEL
+from loadtest.workers.scripts import Script, write
+
+IDLE_S = 3.0
+TURN_S = 5.0
+DEPLOY_S = 300.0
+"""With the installation of workerd, the first time."""
+
+
+class Row(msgspec.Struct):
+    name: str
+    pid: int | None = None
+    starts: int = 0
+
+
+class _Rows(msgspec.Struct):
+    workers: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    port: int
+    admin: int
+    folder: Path
+
+    def row(self, name: str) -> Row:
+        """What its host knows of a Worker."""
+        secret = (self.folder / "admin.secret").read_text(encoding="ascii")
+        asked = urllib.request.Request(
+            f"http://{HOST}:{self.admin}/admin/v1/workers",
+            headers={"authorization": f"Bearer {secret}"},
+        )
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            rows = msgspec.json.decode(answer.read(), type=_Rows).workers
+        return next(row for row in rows if row.name == name)
+
+    def wait_until_cold(self, name: str) -> None:
+        """Until nobody has asked it for so long that its process was stopped. Raises NotStarted."""
+        end = time.monotonic() + 60
+        while self.row(name).pid is not None:
+            if time.monotonic() > end:
+                raise NotStarted(f"the Worker {name} does not become idle")
+            time.sleep(0.05)
+
+    def deploy(self, scripts: Sequence[Script]) -> None:
+        """Raises NotStarted."""
+        for script in scripts:
+            here = write(script, self.folder)
+            command = [sys.executable, "-m", "deploy.cli", "worker", "deploy", "--cwd", str(here)]
+            command += ["-t", str(self.folder / "edge.toml"), "--state", str(self.folder)]
+            done = subprocess.run(
+                command, cwd=PROJECT, capture_output=True, text=True, timeout=DEPLOY_S, check=False
+            )
+            if done.returncode:
+                raise NotStarted(f"{script.name} was not deployed: {done.stderr.strip()}")
+
+
+@contextmanager
+def edge(region_port: int, folder: Path) -> Iterator[Edge]:
+    port, admin = free_port(), free_port()
+    for name in ("region", "fleet", "admin"):
+        secret = folder / f"{name}.secret"
+        secret.touch(mode=0o600)
+        secret.write_text(secrets.token_hex(16), encoding="ascii")
+    topology = folder / "edge.toml"
+    topology.write_text(
+        f"""
+version = 1
+[access]
+anonymous = "until-keys"
+[workers]
+idle_s = {IDLE_S}
+turn_s = {TURN_S}
+trusted = true
+[models.{MODEL}]
+source = "double.gguf"
+[[edges]]
+name = "measured"
+listen = "{HOST}:{port}"
+admin = "{HOST}:{admin}"
+[[regions]]
+name = "double"
+http = "{HOST}:{region_port}"
+[[regions.nodes]]
+name = "double-1"
+role = "combined"
+model = "{MODEL}"
+""",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "edge", "--topology", str(topology), "--state", str(folder)]
+    command += ["--name", "measured"]
+    ready = f"http://{HOST}:{admin}/healthz"
+    with started("skerry", command, folder / "edge.log", port, ready):
+        yield Edge(port, admin, folder)
