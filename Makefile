@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak load bench-load bench-admission bench-engine bench-text bench-edge bench-region bench-routing bench-sharding bench-peers bench-kernels check format proto doctor setup clean
+.PHONY: help demo up test soak load bench-load bench-admission bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,10 @@ bench-sharding: ## what splitting the model over processes costs: bytes, bubbles
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.sharding $(ARGS)
 
+bench-kv: ## how KV travels: shared memory, TCP, Mooncake, exposed time, restart (ARGS="--only transfers")
+	@$(PY) -m deploy.setup_env --test
+	@$(PYTHON) -m loadtest.kv $(ARGS)
+
 bench-edge: ## what an edge adds to a stream, beside vLLM's router (ARGS="--quick", …)
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.edge $(ARGS)
@@ -70,6 +74,10 @@ bench-load: ## the load generator itself: 300 streams on one process, beside 20
 bench-admission: ## keys, limits, usage: 10,000 requests, 3 edges × 2 processes, Redis, kills
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.admission $(ARGS)
+
+bench-workers: ## what Workers cost: a call through one, a cold start, a neighbour that loops (ARGS="--quick")
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.workers $(ARGS)
 
 soak: ## the long runs that make test leaves out (ARGS=… goes to pytest)
 	@$(PY) -m deploy.doctor --quiet

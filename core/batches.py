@@ -3,6 +3,9 @@
 The edge parses, the region keeps and runs, the edge renders: a region knows nothing of dialects,
 so each item carries a `note` that comes back with its answer.
 
+What a request used is owed to the ledger that charged it, named by `Submission.collector`: the
+region keeps it until that ledger's edge says that it is written down, polled for or not.
+
 The id names the region that holds the batch. It is signed for a namespace with the fleet's secret:
 who alters it, or has it from another tenant, gets no further than the edge, which answers as for a
 batch that does not exist.
@@ -16,7 +19,7 @@ import re
 import msgspec
 
 from core.events import Fault
-from core.types import GenerateRequest, ModelName, RegionName
+from core.types import GenerateRequest, ModelName, RegionName, Usage
 
 QUEUE_PRIORITY = 100
 """Of queued requests: after everybody who waits for an answer."""
@@ -28,10 +31,12 @@ _ID = re.compile(r"([a-z0-9][a-z0-9-]{0,62})\.([0-9a-f]{32})\.([0-9a-f]{24})")
 
 
 class QueuedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a batch. `note` belongs to the edge."""
+    """One request of a batch. `note` and `account` belong to the edge: the one comes back with the
+    answer, the other with the usage."""
 
     request: GenerateRequest
     note: bytes = b""
+    account: bytes = b""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +46,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     model: ModelName
     items: tuple[QueuedItem, ...]
+    collector: str = ""
+    """The ledger that the usage is owed to."""
 
 
 class ItemAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +62,7 @@ class ItemAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class BatchState(msgspec.Struct, frozen=True, kw_only=True, tag="batch", tag_field="kind"):
     """`status`: queued, running or done; answers come when all are there, in their order.
 
-    `told`: an edge has passed them on before, and counted their usage.
+    `told`: the usage of all of them is written down.
     """
 
     status: str
@@ -64,7 +71,30 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True, tag="batch", tag_fie
     told: bool = False
 
 
-QueueReply = BatchState | Fault
+class Owed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one queued request used, not yet written down. `outcome`: "ok" or an error's code."""
+
+    request_id: str
+    account: bytes
+    model: ModelName
+    outcome: str
+    usage: Usage
+
+
+class OwedPage(msgspec.Struct, frozen=True, kw_only=True, tag="owed", tag_field="kind"):
+    """`GET /internal/v1/owed?collector=NAME`. Some of it: more comes once this is written down."""
+
+    items: tuple[Owed, ...] = ()
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written", tag_field="kind"):
+    """`POST /internal/v1/owed?collector=NAME`: these are in that ledger. The answer names those of
+    them that were owed until now, so that what follows from it is done once."""
+
+    request_ids: tuple[str, ...] = ()
+
+
+QueueReply = BatchState | OwedPage | Written | Fault
 
 
 def batch_id(region: RegionName, nonce: bytes, *, fleet_key: bytes, namespace: str) -> str:

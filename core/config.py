@@ -18,6 +18,7 @@ from core.config_check import complaints, not_finite
 from core.config_locate import explain, line_of
 from core.config_secrets import read_secret
 from core.config_tenants import ANONYMOUS, Access, Budgets, Price, Tenant
+from core.config_workers import Workers
 from core.errors import ConfigError
 from core.parallel import ModelNumbers, Plan
 from core.types import BLOCK_TOKENS, ModelName, RegionName, Role
@@ -43,6 +44,10 @@ class Secrets(_Section, frozen=True):
     """Shared by edges, routers and nodes: opens the internal ports."""
     fleet: str = "file:fleet.secret"
     """Keys the route hashes: equal on all edges of a fleet, for as long as prefixes should stay."""
+    admin: str = "file:admin.secret"
+    """Opens the admin interface of Workers."""
+    tiers: str = "file:tiers.secret"
+    """What nodes keep on disk is encrypted with keys from it; with another one it is begun anew."""
     redis: str | None = None
     """Redis's password, where it wants one."""
 
@@ -125,6 +130,17 @@ class Edge(_Section, frozen=True):
     origins: tuple[str, ...] = ()
     """Web pages from these origins ("https://example.org") may call this edge in a browser; "*"
     lets any. None by default: a page could else use what only this machine may."""
+    admin: str | None = None
+    """Where `skerry worker` comes in; without it this edge has no Workers."""
+
+
+class DiskTier(_Section, frozen=True):
+    """What two requests have used of a node's KV cache stays on disk, encrypted, over restarts."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 2 << 30
+    """The file never grows beyond it."""
+    path: str = "tiers"
+    """A folder; relative to the state folder."""
 
 
 class Node(_Section, frozen=True):
@@ -133,6 +149,9 @@ class Node(_Section, frozen=True):
     model: str
     host: str = "127.0.0.1"
     """Where the KV data socket listens; its port is chosen by the system and told in tickets."""
+    transports: tuple[Literal["shared_memory", "tcp", "mooncake"], ...] = ("shared_memory", "tcp")
+    """How KV may reach this node and leave it, the preferred way first. A transfer goes the first
+    way of its sender that its receiver lists too; shared memory joins processes of one host."""
     threads: _Positive = 1
     kv_tokens: Annotated[int, msgspec.Meta(ge=2 * BLOCK_TOKENS)] = 16384
     max_sequences: _Positive = 32
@@ -140,11 +159,23 @@ class Node(_Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the CPU: a GPU is used where one asks for it."""
+    gpus: tuple[_Count, ...] = ()
+    """With device "cuda": which of each host's CUDA devices its ranks take, one each, in order. None
+    named: the first ones. Two nodes on one machine must not name the same."""
     parallel: Plan = Plan()
     """How the model is split over processes; one process when absent."""
+    disk_tier: DiskTier | None = None
+    """None when absent: whether prompts may leave a trace on a disk is for the operator to say."""
+    host_tier_bytes: _Count = 0
+    """Of host memory beside the pool, for the same blocks: for nodes that compute on a device."""
     speculate: bool = True
     """Guess what repeats and check several tokens in one pass, where that is faster. The text is
     the same either way."""
+
+
+class Router(_Section, frozen=True):
+    http: str = "127.0.0.1:0"
+    grpc: str = "127.0.0.1:0"
 
 
 class Region(_Section, frozen=True):
@@ -157,7 +188,16 @@ class Region(_Section, frozen=True):
     place: str = ""
     weight: _Positive = 100
     split_min_tokens: _Count = 256
-    """A remainder of a prompt below this is read by the decode node itself."""
+    """A remainder of a prompt below this is read by the decode node itself, whatever the measured
+    rates say; 0 leaves it to them."""
+    routers: tuple[Router, ...] = ()
+    """Further routers beside the one at `http` and `grpc`: nodes join all, edges use all."""
+
+    @property
+    def doors(self) -> tuple[tuple[str, Router], ...]:
+        """All of its routers by the names of their processes: the region's own, then NAME.2 …"""
+        further = ((f"{self.name}.{n}", one) for n, one in enumerate(self.routers, start=2))
+        return (self.name, Router(self.http, self.grpc)), *further
 
 
 class Topology(_Section, frozen=True):
@@ -174,6 +214,7 @@ class Topology(_Section, frozen=True):
     access: Access = Access()
     tenants: dict[_Name, Tenant] = {}
     budgets: Budgets = Budgets()
+    workers: Workers = Workers()
     currency: str = "USD"
 
     def residency_of(self, namespace: str, model: str) -> frozenset[RegionName] | None:
@@ -206,6 +247,14 @@ class Topology(_Section, frozen=True):
     def region(self, name: str) -> Region:
         return _named("region", self.regions, name)
 
+    def router(self, name: str) -> tuple[Region, Router]:
+        """By the name of its process (`Region.doors`)."""
+        for region in self.regions:
+            for own, router in region.doors:
+                if own == name:
+                    return region, router
+        return self.region(name), Router()
+
     def node(self, name: str) -> tuple[Region, Node]:
         pairs = [(region, node) for region in self.regions for node in region.nodes]
         for region, node in pairs:
@@ -237,6 +286,10 @@ class World:
         for Redis's, which Redis knows already."""
         reference: str = getattr(self.topology.secrets, which)
         return read_secret(which, reference, self.state, make=which != "redis")
+
+    def tier_folder(self, node: Node) -> Path | None:
+        """Where a node keeps blocks on disk; None where it does not."""
+        return None if node.disk_tier is None else self.state / node.disk_tier.path
 
     def model_source(self, name: str) -> str:
         """`source` of a model, with a relative path made absolute."""

@@ -52,7 +52,7 @@ def complaints(topology: Topology) -> Iterator[Complaint]:
     yield from _bad_addresses(topology)
     yield from _repeated(_doors(topology), "the address {!r} is listened on by more than one edge")
     yield from (Complaint(path, what) for path, what in tenant_complaints(topology))
-    for which in ("region", "fleet", "redis"):
+    for which in ("region", "fleet", "admin", "tiers", "redis"):
         try:
             if (reference := getattr(topology.secrets, which)) is not None:
                 split_reference(which, reference)
@@ -81,8 +81,9 @@ def _doors(topology: Topology) -> Iterator[tuple[Path, str]]:
     """Where edges listen. At port 0 the system finds each one of its own; edges that listen on
     every address of their machine may be on several machines."""
     for place, edge in enumerate(topology.edges):
-        if not edge.listen.endswith(":0") and not edge.listen.startswith(("0.0.0.0:", "[::]:")):
-            yield ("edges", place, "listen"), edge.listen
+        for key, address in (("listen", edge.listen), ("admin", edge.admin or ":0")):
+            if not address.endswith(":0") and not address.startswith(("0.0.0.0:", "[::]:")):
+                yield ("edges", place, key), address
 
 
 def _repeated(named: Iterator[tuple[Path, str]], what: str) -> Iterator[Complaint]:
@@ -136,6 +137,9 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
                     (*path, "host"),
                     f"node {node.name!r}: peers send KV to {node.host}, no address to dial",
                 )
+            why = _bad_transports(node.transports, trusted=topology.routing.network_trusted)
+            if why is not None:
+                yield Complaint((*path, "transports"), f"node {node.name!r}: {why}")
         for model in sorted({node.model for node in region.nodes}):
             roles = {node.role for node in region.nodes if node.model == model}
             if roles == {Role.PREFILL}:
@@ -143,6 +147,18 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
                     ("regions", place),
                     f"region {region.name!r} has no node that can decode {model!r}",
                 )
+
+
+def _bad_transports(listed: Sequence[str], *, trusted: bool) -> str | None:
+    if not listed or len(set(listed)) != len(listed):
+        return "transports lists at least one way, and none twice"
+    if "mooncake" in listed and not trusted:
+        return (
+            "mooncake opens ports on every address of the machine, and whoever reaches them may "
+            "read and write KV; set routing.network_trusted = true where the network keeps others "
+            "out, or leave it away"
+        )
+    return None
 
 
 def _bad_addresses(topology: Topology) -> Iterator[Complaint]:
@@ -164,9 +180,15 @@ def _bad_addresses(topology: Topology) -> Iterator[Complaint]:
 def _addresses(topology: Topology) -> Iterator[tuple[Path, str, str]]:
     for place, edge in enumerate(topology.edges):
         yield ("edges", place, "listen"), f"edge {edge.name!r}", edge.listen
+        if edge.admin is not None:
+            yield ("edges", place, "admin"), f"the admin of edge {edge.name!r}", edge.admin
     for place, region in enumerate(topology.regions):
         yield ("regions", place, "http"), f"region {region.name!r}", region.http
         yield ("regions", place, "grpc"), f"region {region.name!r}", region.grpc
+        for seat, router in enumerate(region.routers):
+            who = f"router {seat + 2} of region {region.name!r}"
+            yield ("regions", place, "routers", seat, "http"), who, router.http
+            yield ("regions", place, "routers", seat, "grpc"), who, router.grpc
         for seat, node in enumerate(region.nodes):
             path = ("regions", place, "nodes", seat, "host")
             yield path, f"node {node.name!r}", f"{node.host}:0"

@@ -59,7 +59,8 @@ class Tenant(_Section, frozen=True):
     tokens_per_day: _Positive | None = None
     """A day is UTC's."""
     concurrent_streams: _Positive | None = None
-    """Requests in flight on one machine, streamed or not."""
+    """Requests in flight at one moment, streamed or not: on one machine, or on all that share a
+    Redis."""
 
 
 class Budgets(_Section, frozen=True):

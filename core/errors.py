@@ -11,6 +11,7 @@
         │   │   ├── UnsupportedField       400 unsupported_field
         │   │   │   └── LoraUnsupported        400 lora_unsupported
         │   │   ├── TemplateRefused        400 template_refused
+        │   │   ├── WorkerRefused          400 worker_refused     its code or its settings
         │   │   └── ContextLengthExceeded  400 context_length_exceeded
         │   ├── Unauthorized           401 invalid_api_key
         │   ├── Forbidden              403 forbidden
@@ -35,6 +36,7 @@
             ├── IncompleteStream       502 incomplete_stream  retryable
             ├── VersionSkew            502 version_skew
             ├── DeadlineExceeded       504 deadline_exceeded
+            ├── WorkerFailed           500 worker_failed      a script of an application's
             └── InternalError          500 internal_error
 
 `code` is stable: it is the wire code, the metric label and the OpenAI `error.code`;
@@ -110,6 +112,12 @@ class LoraUnsupported(UnsupportedField):
 
 class TemplateRefused(InvalidRequest):
     code = "template_refused"
+
+
+class WorkerRefused(InvalidRequest):
+    """A Worker that cannot be served: what it is, or what it asks for, does not fit."""
+
+    code, cloudflare_code = "worker_refused", 10021
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -244,6 +252,12 @@ class DeadlineExceeded(ServiceError):
     code, http_status, grpc_code, cloudflare_code = (
         "deadline_exceeded", 504, "DEADLINE_EXCEEDED", 3007,
     )  # fmt: skip
+
+
+class WorkerFailed(ServiceError):
+    """A Worker threw, ended or said nothing; what it said itself is for its `tail` alone."""
+
+    code, http_status, grpc_code, cloudflare_code = "worker_failed", 500, "ABORTED", 1101
 
 
 class InternalError(ServiceError):

@@ -9,8 +9,8 @@ sync; a line that was torn by a crash is skipped, and the next record starts on 
 A revocation wins over every other record of its key, whatever their order, so that files of two
 machines can be merged line by line.
 
-Beside the file lies an empty mark from the first key on: a file that was lost or cut short must
-not look like one that never had a key.
+Beside the file lies a mark from the first key on, with every revocation once more: a file that was
+lost or cut short must not look like one that never had a key, nor make a revoked key good again.
 """
 
 from __future__ import annotations
@@ -145,22 +145,41 @@ def as_lines(records: Iterable[KeyRecord]) -> bytes:
 def read_book(path: Path) -> tuple[KeyBook, int]:
     """What the file at `path` says, and how many of its lines were torn. Raises ConfigError."""
     try:
-        made = is_marked(path)
+        marked = marked_by(path)
         text = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     records, torn = parse_lines(text)
-    return KeyBook(records, made=made or torn > 0), torn
+    made = marked is not None or torn > 0
+    return KeyBook([*records, *(marked or ())], made=made), torn
 
 
-def is_marked(path: Path) -> bool:
-    """Whether a key was ever made in the key file at `path`. Raises OSError."""
-    return _mark_of(path).exists()
+def marked_by(path: Path) -> list[KeyRecord] | None:
+    """The revocations in the mark of the key file at `path`; None where no key was ever made in it.
+    Whoever reads both reads this first: it has nothing that the file had not. Raises OSError."""
+    try:
+        return parse_lines(mark_of(path).read_bytes())[0]
+    except FileNotFoundError:
+        return None
 
 
-def mark(path: Path) -> None:
-    """From now on keys were made in the key file at `path`. Raises OSError."""
-    os.close(os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+def mark(path: Path, revoked: Iterable[Revoked] = ()) -> None:
+    """From now on keys were made in the key file at `path`, and `revoked` are in its mark too.
+    Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with open(os.open(mark_of(path), flags, 0o600), "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        held = file.read()
+        book = KeyBook(parse_lines(held)[0])
+        if fresh := [record for record in revoked if book.add(record)]:
+            file.write((b"" if held.endswith(b"\n") or not held else b"\n") + as_lines(fresh))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def mark_of(path: Path) -> Path:
+    """The file beside the key file at `path`."""
+    return path.with_name(f"{path.name}.made")
 
 
 def append_new(path: Path, records: Sequence[KeyRecord]) -> list[KeyRecord]:
@@ -181,13 +200,11 @@ def append_new(path: Path, records: Sequence[KeyRecord]) -> list[KeyRecord]:
             file.write(start + as_lines(fresh) if fresh else b"")
             file.flush()
             os.fsync(file.fileno())
+            if book.made:
+                mark(path, (one for one in book.records() if isinstance(one, Revoked)))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
     return fresh
-
-
-def _mark_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.made")
 
 
 def _digest(key: str) -> str:

@@ -43,11 +43,16 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended. The values are OpenAI's."""
+    """Why a choice ended. The values are OpenAI's. A value of a newer peer's reads as STOP: the
+    choice is complete, and why is said in a word that we do not have."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason | None:
+        return cls.STOP if isinstance(value, str) else None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

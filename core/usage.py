@@ -40,6 +40,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
     completion: int
     complete: bool
+    worker: str = ""
+    """The Worker that asked; "" for a caller who asked by HTTP."""
 
     @property
     def usage(self) -> Usage:

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from core.errors import ConfigError
+from core.events import Placing
 from core.story import Choice, Step, StepName, Story, StoryPage, Try, waterfall, worst
 from deploy.client import AskFailed, refusal, unreachable
 
@@ -24,6 +25,17 @@ WHY = {
     "fastest": "nearer or idler, though it has to read the prompt",
     "prefix_spill": "the home of the prompt's beginning is full or out",
     "failover": "an earlier region failed before the first piece of the answer",
+}
+WHY_NODES = {
+    "split": "a prefill node reads it, while the decode node's streams go on",
+    "short_remainder": "what was left to read is below the region's split_min_tokens",
+    "cached_on_decode": "the decode node holds more of it than any prefill node",
+    "split_does_not_pay": "by the measured rates the decode node is as quick",
+    "combined": "the node reads and answers",
+    "no_prefill_node": "no prefill node for this model is up",
+    "prefill_busy": "waiting for a prefill node would have taken longer",
+    "one_token": "an answer of one token is never split",
+    "recompute": "a hand-off had failed before",
 }
 HEADS = ("region", "standing", "round trip", "wait", "read", "predicted", "compared", "holds",
          "work")  # fmt: skip
@@ -81,7 +93,8 @@ def lines(story: Story) -> Iterator[str]:
         yield from _choice(choice, again=number > 0)
     if story.tries:
         yield ""
-        yield from map(_tried, story.tries)
+        for one in story.tries:
+            yield from _tried(one)
     steps = waterfall(story)
     total_s = story.age_s if story.ended_s is None else story.ended_s
     yield ""
@@ -186,11 +199,28 @@ def _choice(choice: Choice, *, again: bool) -> Iterator[str]:
     yield from (f"  {line}" for line in aligned(table, 2))
 
 
-def _tried(one: Try) -> str:
+def _tried(one: Try) -> Iterator[str]:
     nodes = " → ".join(name for name in (one.prefill, one.decode) if name)
     placed = f" on {nodes} ({one.node_reason or 'no reason told'})" if nodes else ""
     outcome = one.outcome or "running"
-    return f"tried {one.region} at {_ms(one.began_s)}, {one.reason}{placed}: {outcome}"
+    yield f"tried {one.region} at {_ms(one.began_s)}, {one.reason}{placed}: {outcome}"
+    if one.node_reason in WHY_NODES:
+        yield f"  {one.node_reason}: {WHY_NODES[one.node_reason]}"
+    if one.placing is not None:
+        yield from (f"  {line}" for line in _placing(one.placing))
+
+
+def _placing(placing: Placing) -> Iterator[str]:
+    pulled = f", {placing.pulled_tokens} from {placing.pulled_from}" if placing.pulled_from else ""
+    yield (
+        f"tokens: {placing.held_tokens} held where it was read ({placing.reusable_tokens} at most"
+        f" anywhere){pulled}, {placing.compute_tokens} computed"
+    )
+    if placing.alone_s is not None and placing.split_s is not None:
+        yield (
+            f"lost by all who wait: {_ms(placing.alone_s)} if the decode node read it,"
+            f" {_ms(placing.split_s)} if it is split off"
+        )
 
 
 def _bar(step: Step, total_s: float) -> str:

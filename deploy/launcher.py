@@ -25,7 +25,15 @@ from deploy import toml_write
 from deploy.ports import resolve
 from deploy.process import PAUSES, Pauses, Process, Spec, describe_exit
 from deploy.ready import Probe, edge_urls, router_urls
-from deploy.state import FOLDER, Say, StateFolder, claim, claim_any, folder_name
+from deploy.state import (
+    FOLDER,
+    Say,
+    StateFolder,
+    claim,
+    claim_any,
+    folder_name,
+    found_from,
+)
 
 START_S = 120.0
 """A world that is not ready after this has failed."""
@@ -112,6 +120,7 @@ def run_world(
             process.revive = restart
         local = LocalWorld(world, processes, folder.logs)
         folder.record(local.edges, local.routers)
+        stack.enter_context(found_from(root, folder.path, say))
         yield local
 
 
@@ -170,7 +179,11 @@ def _specs(world: World, folder: StateFolder) -> list[Spec]:
             folder.logs.resolve() / f"{name}.log",
         )  # fmt: skip
 
-    routers = [spec(region.name, "router", "regional", "router") for region in topology.regions]
+    routers = [
+        spec(name, "router", "regional", "router")
+        for region in topology.regions
+        for name, _ in region.doors
+    ]
     nodes = [
         # Threads of one node must not spin while another computes on the same cores.
         spec(node.name, "node", "regional", "node",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from core.address import split_address
-from core.config import Topology
+from core.config import Router, Topology
 from core.errors import ConfigError
 
 TRIES = 200
@@ -53,7 +53,11 @@ def resolve(topology: Topology) -> Resolved:
             return got
 
         edges = tuple(
-            msgspec.structs.replace(edge, listen=concrete(f"edge {edge.name}", edge.listen))
+            msgspec.structs.replace(
+                edge,
+                listen=concrete(f"edge {edge.name}", edge.listen),
+                admin=edge.admin and concrete(f"admin of edge {edge.name}", edge.admin),
+            )
             for edge in topology.edges
         )
         regions = tuple(
@@ -61,6 +65,10 @@ def resolve(topology: Topology) -> Resolved:
                 region,
                 http=concrete(f"region {region.name}", region.http),
                 grpc=concrete(f"region {region.name}", region.grpc),
+                routers=tuple(
+                    Router(concrete(name, one.http), concrete(name, one.grpc))
+                    for name, one in region.doors[1:]
+                ),
             )
             for region in topology.regions
         )
@@ -71,10 +79,17 @@ def refuse_unfixed(topology: Topology, path: str) -> None:
     """For a process that is started by itself: port 0 tells it nothing of the others. Raises
     ConfigError."""
     for region in topology.regions:
-        if 0 in (split_address(region.http)[1], split_address(region.grpc)[1]):
+        addresses = [at for _, one in region.doors for at in (one.http, one.grpc)]
+        if any(split_address(one)[1] == 0 for one in addresses):
             raise ConfigError(
                 f"{path}: processes that start by themselves find each other by the file alone: "
                 f"give regions.{region.name} http and grpc fixed ports"
+            )
+    for edge in topology.edges:
+        if edge.admin is not None and split_address(edge.admin)[1] == 0:
+            raise ConfigError(
+                f"{path}: `skerry worker` finds an edge by the file alone: give edge {edge.name} "
+                "an admin address with a fixed port"
             )
 
 

@@ -1,7 +1,8 @@
 """Who has come up: asked over HTTP, as an operator would.
 
 A router is up when it answers, a node when its router counts it as alive, an edge when it is
-ready to take requests. The world is ready when all are up and every router says so too.
+ready to take requests, and its host of Workers answers. The world is ready when all are up and
+every router says so too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ class Probe:
     def __init__(self, client: httpx.Client, topology: Topology) -> None:
         self._client = client
         self._edges = edge_urls(topology)
-        self._routers = router_urls(topology)
+        self._admins = {e.name: f"http://{e.admin}" for e in topology.edges if e.admin is not None}
+        self._routers = {
+            name: f"http://{router.http}"
+            for region in topology.regions
+            for name, router in region.doors
+        }
         self._nodes = {node.name: r.name for r in topology.regions for node in r.nodes}
         self._up: set[str] = set()
 
@@ -43,7 +49,12 @@ class Probe:
         fresh = list(self._poll_routers())
         self._up.update(fresh)
         edges = [name for name in self.missing if name in self._edges]
-        fresh += [name for name in edges if self._answers(self._edges[name], "/readyz")]
+        fresh += [
+            name
+            for name in edges
+            if self._answers(self._edges[name], "/readyz")
+            and (name not in self._admins or self._answers(self._admins[name], "/healthz"))
+        ]
         self._up.update(fresh)
         return fresh
 

@@ -7,12 +7,13 @@ the moment that process ends, however it ends.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,7 @@ MARKS = (
     "keys.jsonl.made", "budgets.counts", "usage",
 )  # fmt: skip
 """What tells a state folder from any other one: `skerry up` or `skerry keys` made it."""
+_ELSEWHERE = "elsewhere-"
 _RUN = re.compile(r"run-\d{8}-\d{6}")
 
 Say = Callable[[str], None]
@@ -113,6 +115,32 @@ def claim_any(
     raise ConfigError(f"{BESIDE} worlds named {world!r} run under {root}; stop one of them")
 
 
+@contextmanager
+def found_from(root: Path, folder: Path, say: Say) -> Iterator[None]:
+    """A running world whose folder is not under `root` is found there too, by a link, so that
+    commands without options mean it."""
+    link = (
+        root / f"{_ELSEWHERE}{hashlib.blake2b(bytes(folder.resolve()), digest_size=6).hexdigest()}"
+    )
+    if folder.parent.resolve() == root.resolve():
+        yield
+        return
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for old in root.glob(f"{_ELSEWHERE}*"):
+            if old.is_symlink() and current_of(old) is None:
+                old.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.resolve(), target_is_directory=True)
+    except OSError as error:
+        say(f"commands need --state {folder}: {link} cannot be made: {error.strerror}")
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a link that stays leads to no running world, and is taken away
+            link.unlink(missing_ok=True)
+
+
 def running(root: Path) -> Iterator[Current]:
     """The worlds that run under `root` now, by the names of their state folders."""
     yield from running_folders(root).values()
@@ -120,8 +148,12 @@ def running(root: Path) -> Iterator[Current]:
 
 def running_folders(root: Path) -> dict[Path, Current]:
     """The state folders under `root` whose worlds run now."""
-    folders = (path.parent for path in sorted(root.glob("*/current.json")))
+    folders = (_itself(path.parent) for path in sorted(root.glob("*/current.json")))
     return {folder: current for folder in folders if (current := current_of(folder)) is not None}
+
+
+def _itself(folder: Path) -> Path:
+    return folder.resolve() if folder.is_symlink() else folder
 
 
 def current_of(folder: Path) -> Current | None:

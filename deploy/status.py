@@ -125,8 +125,8 @@ LEFT_OUT_FIRST = ("model", "read", "made", "cached", "waiting", "KV blocks", "ro
 
 
 def status_rows(regions: Sequence[RegionView]) -> list[tuple[str, ...]]:
-    """A row of cells for each node, one for each of its ranks where there are several, and one for
-    each region that has no node."""
+    """A row of cells for each node, one for each of its ranks where there are several, one for
+    each of its tiers, and one for each region that has no node."""
     rows: list[tuple[str, ...]] = []
     for region in regions:
         nodes = region.status.nodes if region.status else ()
@@ -139,6 +139,13 @@ def status_rows(regions: Sequence[RegionView]) -> list[tuple[str, ...]]:
                     )
                     for one in node.ranks
                 ]
+            rows += [
+                _short_row(
+                    region.name, f"{node.name}/{one.kind}", "tier",
+                    f"{one.blocks}/{one.places} blocks", one.off or "up",
+                )
+                for one in node.tiers
+            ]  # fmt: skip
         if not nodes:
             rows.append(_short_row(region.name, "–", "–", "–", f"{region.state}, no node"))
     return rows

@@ -59,9 +59,14 @@ class Sum:
 
 def show(world: World, by: By, *, as_csv: bool, since: str, until: str) -> None:
     """Print the sums; days are YYYY-MM-DD or empty. Raises ConfigError."""
+    folder = world.state / "usage"
+    if not world.state.is_dir():
+        raise ConfigError(f"{world.state}: no such folder, so nothing was used there; see --state")
+    if not folder.is_dir():
+        print(f"{folder}: no request has been recorded yet", file=sys.stderr)
     days = {"since": _day(since), "until": _day(until)}
     reader = UsageReader()
-    records = reader.read(world.state / "usage", **{name: day for name, day in days.items() if day})
+    records = reader.read(folder, **{name: day for name, day in days.items() if day})
     sums = add_up(records, by, world.topology.models)
     if as_csv:
         write_csv(sums, by, sys.stdout)
@@ -80,6 +85,7 @@ def add_up(records: Iterable[UsageRecord], by: By, models: Mapping[str, Model]) 
         By.TENANT: lambda record: record.tenant,
         By.MODEL: lambda record: record.model,
         By.DAY: lambda record: record.day,
+        By.WORKER: lambda record: record.worker or "-",
     }
     sums: dict[str, Sum] = {}
     for record in records:

@@ -40,6 +40,18 @@ class PagedRows:
     slots: Tensor
     spans: Tensor
 
+    def part(self, first: int, last: int) -> PagedRows:
+        """Rows [first, last) alone, with the slots of their own tokens."""
+        begin = sum(self.lengths[:first])
+        return PagedRows(
+            starts=self.starts[first:last],
+            lengths=self.lengths[first:last],
+            decode=max(0, min(self.decode, last) - first),
+            tables=self.tables[first:last],
+            slots=self.slots[begin : begin + sum(self.lengths[first:last])],
+            spans=self.spans[first:last],
+        )
+
 
 def paged_attention(
     queries: Tensor, kv: Tensor, rows: PagedRows, scale: float, window: int | None = None

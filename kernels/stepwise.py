@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from kernels.gated import silu_mul
 from kernels.kv_write import write_kv, write_latents
-from kernels.latent_attention import latent_attention
+from kernels.latent_attention import expanded_attention, expands, latent_attention
 from kernels.layers import ExpertsMlp, GatedMlp, HeadAttention, LatentAttention, Layer, Shape
 from kernels.paged_attention import PagedRows, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -87,18 +88,68 @@ class TorchLayers:
         turned, key = self._turned(queries[:, :, nope:], down[:, None, rank:], places)
         if attention.rotary_scale != 1:
             turned = turned * attention.rotary_scale
-        # The key's up-projection is applied to the query: q · (W c) = (Wᵀ q) · c.
-        absorbed = torch.matmul(queries[:, :, :nope].transpose(0, 1), attention.key_up)
-        mixed = self._attend_latents(
-            torch.cat((absorbed.transpose(0, 1), turned), -1),
-            torch.cat((kept, key[:, 0]), -1),
-            kv[:, 0, 0],
-            rows,
-            attention.scale,
-            rank,
-        )
+        self._keep_latents(torch.cat((kept, key[:, 0]), -1), kv[:, 0, 0], rows)
+        given = queries[:, :, :nope], turned
+        return self._mixed(given, attention, kv[:, 0, 0], rows).view(tokens, -1)
+
+    def _mixed(
+        self,
+        given: tuple[Tensor, Tensor],
+        attention: LatentAttention,
+        pool: Tensor,
+        rows: PagedRows,
+    ) -> Tensor:
+        """Queries of heads [tokens, heads, nope] and their rotated parts → [tokens, heads, value];
+        rows in the form that takes less."""
+        plain, turned = given
+        out = plain.new_empty((*plain.shape[:2], attention.value_up.shape[1]))
+        first_row = first = 0
+        for expanded, run in groupby(self._expanded(rows, attention, turned.shape[-1])):
+            last_row = first_row + len(list(run))
+            part = rows
+            if last_row - first_row < len(rows.lengths):
+                part = rows.part(first_row, last_row)
+            own = slice(first, first + sum(part.lengths))
+            mix = self._mix_expanded if expanded else self._mix_absorbed
+            out[own] = mix((plain[own], turned[own]), attention, pool, part)
+            first_row, first = last_row, own.stop
+        return out
+
+    @staticmethod
+    def _expanded(rows: PagedRows, attention: LatentAttention, rope: int) -> list[bool]:
+        """Which rows are long enough for keys and values of their own heads."""
+        key_up, value = attention.key_up, attention.value_up.shape[1]
+        return [
+            row >= rows.decode and expands(length, start + length, key_up, value, rope)
+            for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True))
+        ]
+
+    def _mix_absorbed(
+        self,
+        given: tuple[Tensor, Tensor],
+        attention: LatentAttention,
+        pool: Tensor,
+        rows: PagedRows,
+    ) -> Tensor:
+        """The key's up-projection is applied to the query: q · (W c) = (Wᵀ q) · c."""
+        plain, turned = given
+        absorbed = torch.matmul(plain.transpose(0, 1), attention.key_up).transpose(0, 1)
+        queries = torch.cat((absorbed, turned), -1)
+        rank = attention.key_up.shape[2]
+        mixed = self._attend_latents(queries, pool, rows, attention.scale, rank)
         values = torch.matmul(mixed.transpose(0, 1), attention.value_up.transpose(1, 2))
-        return values.transpose(0, 1).reshape(tokens, -1)
+        return values.transpose(0, 1)
+
+    def _mix_expanded(
+        self,
+        given: tuple[Tensor, Tensor],
+        attention: LatentAttention,
+        pool: Tensor,
+        rows: PagedRows,
+    ) -> Tensor:
+        return expanded_attention(
+            torch.cat(given, -1), pool, rows, attention.scale, attention.key_up, attention.value_up
+        )
 
     def _mlp(self, x: Tensor, mlp: GatedMlp | ExpertsMlp) -> Tensor:
         if isinstance(mlp, GatedMlp):
@@ -129,18 +180,14 @@ class TorchLayers:
         shape = self._shape
         return attend(qkv, kv, rows, places, attention, scale=shape.scale, eps=shape.norm_eps)
 
-    def _attend_latents(
-        self,
-        queries: Tensor,
-        latents: Tensor,
-        pool: Tensor,
-        rows: PagedRows,
-        scale: float,
-        rank: int,
-    ) -> Tensor:
-        """queries [tokens, heads, rank + rope]; latents [tokens, rank + rope], which are kept in
-        `pool` [blocks, block_tokens, rank + rope] → [tokens, heads, rank]."""
+    def _keep_latents(self, latents: Tensor, pool: Tensor, rows: PagedRows) -> None:
+        """latents [tokens, rank + rope] into `pool` [blocks, block_tokens, rank + rope]."""
         write_latents(latents, pool, rows.slots)
+
+    def _attend_latents(
+        self, queries: Tensor, pool: Tensor, rows: PagedRows, scale: float, rank: int
+    ) -> Tensor:
+        """queries [tokens, heads, rank + rope], absorbed → [tokens, heads, rank]."""
         return latent_attention(queries, pool, rows, scale, rank)
 
 

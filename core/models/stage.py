@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from core.models.builder import read_embedding, read_head, read_layer, read_norm, read_shape
-from core.models.collectives import Group
+from core.models.collectives import Alone, Group
 from core.models.config import ModelConfig
 from core.models.decoder import ForwardBatch
-from core.models.parallel import Shard
+from core.models.parallel import Shard, shard
 from core.models.reader import Reader
 from core.models.shard import ShardedSource
 from core.models.spread_experts import SpreadExperts
 from core.models.weights import WeightSource
+from core.parallel import Plan
 from kernels.layers import ExpertsMlp, Layer
 from kernels.linear import Embedding, Linear
 from kernels.ops import Ops
@@ -132,6 +133,14 @@ def build_stage(
         source=own,
         tensor=tensor,
     )
+
+
+def whole_stage(
+    source: WeightSource, ops: Ops, progress: Callable[[float], None] = lambda fraction: None
+) -> Stage:
+    """All of a model, on one rank."""
+    own = shard(Plan(), 0, source.config)
+    return build_stage(source, own, ops=ops, tensor=Alone(), experts=Alone(), progress=progress)
 
 
 def _spread(layer: Layer, config: ModelConfig, experts: Group, tensor: Group) -> Layer:

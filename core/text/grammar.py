@@ -153,10 +153,14 @@ def _rules(
         lines.append(f"document: {_json(document)}")
     if form is not None:
         more = f" ({_text(form.between)} call)*" if several else ""
-        lines.append(f"calls: call{more}")
+        before, after = form.around
+        lines.append(f"calls: {_text(before)} call{more} {_text(after)}")
         lines.append(f"call: {_text(form.opening)} body {_text(form.closing)}")
         lines.append("body: " + " | ".join(f"body_{n}" for n in range(len(calls))))
         for n, one in enumerate(calls):
+            if form.named:
+                lines.append(f"body_{n}: {_text(one.name + form.named)} {_json(one.arguments)}")
+                continue
             head = '{"name": ' + json.dumps(one.name) + f', "{form.arguments}": '
             lines.append(f'body_{n}: {_text(head)} {_json(one.arguments)} "}}"')
     if "FREE" in starts:  # text that is no call: does not begin as one

@@ -11,15 +11,14 @@ With a group of 8 in bf16 that is 8 FLOPs a byte: memory.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.online import attend
-from kernels.triton.split import Partials, parts, store_part
+from kernels.triton.paged import check, constants, numbers, padded
+from kernels.triton.split import Partials, store_part
 
 
 def decode_attention(
@@ -41,45 +40,29 @@ def decode_attention(
     zeros. `longest` bounds the contexts and only steers the number of `splits`.
     """
     rows, heads, dim = queries.shape
-    _, _, kv_heads, block_tokens, _ = kv.shape
-    if kv.stride(4) != 1 or queries.stride(2) != 1 or tables.stride(1) != 1:
-        raise ValueError("queries, KV and tables need a contiguous last axis")
+    kv_heads = kv.shape[2]
+    check(queries, kv, tables)
     if out is None:
         out = torch.empty((rows, heads, dim), dtype=queries.dtype, device=queries.device)
     if rows == 0:
         return out
     if window is not None:
         longest = min(longest, window)
-    count = splits or parts(rows * kv_heads, longest, queries.device)
-    partials = Partials.of(rows, heads, count, dim, queries.device)
-    group = heads // kv_heads
-    wide = queries.dtype == torch.float32
-    _decode[(rows, kv_heads, count)](
+    partials = Partials.planned(out, kv_heads, longest, splits)
+    shape = constants(queries, kv, window)
+    _decode[(rows, kv_heads, partials.count)](
         queries,
         kv,
         tables,
         starts,
         partials.sums,
         partials.logs,
-        scale * math.log2(math.e),
-        window or 0,
-        queries.stride(0),
-        queries.stride(1),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
-        kv.stride(3),
-        tables.stride(0),
-        starts.stride(0),
-        GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        DIM=dim,
-        DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        BLOCK=block_tokens,
-        TILE=32 if wide or dim > 128 else 64,
-        WINDOWED=window is not None,
+        *numbers(queries, kv, tables, starts, scale, window),
+        GROUP_PAD=padded(shape["GROUP"]),
+        TILE=32 if queries.dtype == torch.float32 or dim > 128 else 64,
         num_warps=4,
         num_stages=3,
+        **shape,
     )
     partials.reduce(out)
     return out

@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.online import rescale
-from kernels.triton.split import Partials, parts, store_part
+from kernels.triton.paged import check, padded
+from kernels.triton.split import Partials, store_part
 
 
 def latent_decode_attention(
@@ -40,17 +41,15 @@ def latent_decode_attention(
     head axes, which have one entry. tables, starts, `longest` as in `decode_attention`.
     """
     rows, heads, width = queries.shape
-    if latents.stride(2) != 1 or queries.stride(2) != 1 or tables.stride(1) != 1:
-        raise ValueError("queries, latents and tables need a contiguous last axis")
+    check(queries, latents, tables)
     out = torch.empty((rows, heads, rank), dtype=queries.dtype, device=queries.device)
     if rows == 0:
         return out
     wide = queries.dtype == torch.float32
-    tall = min(16 if wide else 64, max(16, triton.next_power_of_2(heads)))
+    tall = min(16 if wide else 64, padded(heads))
     groups = triton.cdiv(heads, tall)
-    count = splits or parts(rows * groups, longest, queries.device)
-    partials = Partials.of(rows, heads, count, rank, queries.device)
-    _latent[(rows, groups, count)](
+    partials = Partials.planned(out, groups, longest, splits)
+    _latent[(rows, groups, partials.count)](
         queries,
         latents,
         tables,
@@ -67,9 +66,9 @@ def latent_decode_attention(
         starts.stride(0),
         TALL=tall,
         RANK=rank,
-        RANK_PAD=max(16, triton.next_power_of_2(rank)),
+        RANK_PAD=padded(rank),
         ROPE=width - rank,
-        ROPE_PAD=max(16, triton.next_power_of_2(width - rank)),
+        ROPE_PAD=padded(width - rank),
         BLOCK=latents.shape[1],
         TILE=16 if wide else 32,
         num_warps=8 if tall == 64 else 4,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -131,17 +130,13 @@ class TritonLayers(TorchLayers):
             )
         return out.view(tokens, heads * dim)
 
+    def _keep_latents(self, latents: Tensor, pool: Tensor, rows: PagedRows) -> None:
+        write_latents(latents, pool, rows.slots)
+
     def _attend_latents(
-        self,
-        queries: Tensor,
-        latents: Tensor,
-        pool: Tensor,
-        rows: PagedRows,
-        scale: float,
-        rank: int,
+        self, queries: Tensor, pool: Tensor, rows: PagedRows, scale: float, rank: int
     ) -> Tensor:
         """Rows of one token by the kernel; chunks of prompts are large products anyway."""
-        write_latents(latents, pool, rows.slots)
         single = rows.decode
         parts = []
         if single:
@@ -157,12 +152,6 @@ class TritonLayers(TorchLayers):
                 )
             )
         if single < len(rows.lengths):
-            chunks = replace(
-                rows,
-                starts=rows.starts[single:],
-                lengths=rows.lengths[single:],
-                decode=0,
-                tables=rows.tables[single:],
-            )
+            chunks = rows.part(single, len(rows.lengths))
             parts.append(latent_attention(queries[single:], pool, chunks, scale, rank))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -13,14 +13,13 @@ FLOPs a byte on (8k causal: thousands): the matrix units.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.online import attend
+from kernels.triton.paged import check, constants, numbers
 from kernels.triton.ragged import find_row
 
 
@@ -42,18 +41,16 @@ def prefill_attention(
     may begin at row 0's first token or earlier.
     """
     tokens, heads, dim = queries.shape
-    rows = spans.shape[0]
-    _, _, kv_heads, block_tokens, _ = kv.shape
-    if kv.stride(4) != 1 or queries.stride(2) != 1 or tables.stride(1) != 1 or spans.stride(1) != 1:
-        raise ValueError("queries, KV, tables and spans need a contiguous last axis")
+    rows, kv_heads = spans.shape[0], kv.shape[2]
+    check(queries, kv, tables, spans)
     if out is None:
         out = torch.empty((tokens, heads, dim), dtype=queries.dtype, device=queries.device)
     if rows == 0 or tokens == 0:
         return out
-    group = heads // kv_heads
+    shape = constants(queries, kv, window)
     narrow = queries.dtype != torch.float32 and dim <= 128
-    height = max(128 if narrow else 32, triton.next_power_of_2(group))
-    q_tile = height // group
+    height = max(128 if narrow else 32, triton.next_power_of_2(shape["GROUP"]))
+    q_tile = height // shape["GROUP"]
     _prefill[(tokens // q_tile + rows, kv_heads)](
         queries,
         kv,
@@ -61,28 +58,15 @@ def prefill_attention(
         spans,
         out,
         rows,
-        scale * math.log2(math.e),
-        window or 0,
-        queries.stride(0),
-        queries.stride(1),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
-        kv.stride(3),
-        tables.stride(0),
-        spans.stride(0),
+        *numbers(queries, kv, tables, spans, scale, window),
         out.stride(0),
         out.stride(1),
-        GROUP=group,
         Q=q_tile,
         ROWS=height,
-        DIM=dim,
-        DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        BLOCK=block_tokens,
         TILE=64 if narrow else 32,
-        WINDOWED=window is not None,
         num_warps=8 if narrow else 4,
         num_stages=3 if narrow else 2,
+        **shape,
     )
     return out
 

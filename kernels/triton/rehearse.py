@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.draw import NUMBERS
 from kernels.triton.decode_attention import decode_attention
+from kernels.triton.draw import draw
 from kernels.triton.gated import silu_mul
 from kernels.triton.grouped_matmul import grouped_matmul
 from kernels.triton.kv_write import write_kv, write_latents
@@ -20,7 +22,7 @@ from kernels.triton.prefill_attention import prefill_attention
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.rotary import rotate
 
-_BLOCK, _CHUNK = 16, 17
+_BLOCK, _CHUNK, _VOCABULARY = 16, 17, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ def rehearse(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
     x, weight = zeros(_CHUNK, sizes.hidden), zeros(sizes.hidden)
     rms_norm(x, weight, 1e-6)
     add_rms_norm(x, x.clone(), weight, 1e-6)
+    given, one = zeros(1, NUMBERS, kind=torch.float64), zeros(1, kind=torch.int64)
+    draw(zeros(1, _VOCABULARY, kind=torch.float32), given, one.bool(), one)
     for width in sizes.widths:
         silu_mul(zeros(_CHUNK, 2 * width))
     if sizes.experts is not None:

@@ -46,9 +46,17 @@ class Partials:
     logs: Tensor
 
     @classmethod
-    def of(cls, rows: int, heads: int, count: int, dim: int, device: torch.device) -> Partials:
-        sums = torch.empty((rows, heads, count, dim), dtype=torch.float32, device=device)
-        return cls(sums, torch.empty((rows, heads, count), dtype=torch.float32, device=device))
+    def planned(cls, out: Tensor, programs: int, longest: int, splits: int | None) -> Partials:
+        """For `out` [rows, heads, dim], of which `programs` a row walk up to `longest` tokens each;
+        in `splits` parts, None: as many as keep the device busy."""
+        rows, heads, dim = out.shape
+        count = splits or parts(rows * programs, longest, out.device)
+        sums = torch.empty((rows, heads, count, dim), dtype=torch.float32, device=out.device)
+        return cls(sums, torch.empty((rows, heads, count), dtype=torch.float32, device=out.device))
+
+    @property
+    def count(self) -> int:
+        return self.logs.shape[2]
 
     def reduce(self, out: Tensor) -> None:
         """Into `out` [rows, heads, dim]; a row without any token becomes zeros."""

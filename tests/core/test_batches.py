@@ -1,11 +1,29 @@
-"""The id of a batch leads to its region, and only for whom it was made."""
+"""The id of a batch leads to its region, and only for whom it was made; what edge and region say of
+batches is written and read as ever."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import pytest
 
-from core.batches import NONCE_BYTES, batch_id, region_of
-from core.types import RegionName
+from core.batches import (
+    NONCE_BYTES,
+    BatchState,
+    ItemAnswer,
+    Owed,
+    OwedPage,
+    QueuedItem,
+    QueueReply,
+    Submission,
+    Written,
+    batch_id,
+    region_of,
+)
+from core.events import Fault
+from core.types import GenerateRequest, ModelName, RegionName, RequestId, Usage
 
 KEY = b"fleet"
 NONCE = bytes(range(NONCE_BYTES))
@@ -43,3 +61,72 @@ def test_nobody_can_aim_at_another_region() -> None:
 @pytest.mark.parametrize("text", ["", "eu", "eu.00.00", "é" * 70, "a" * 10_000, "..", "\0" * 90])
 def test_what_is_no_id(text: str) -> None:
     assert region_of(text, fleet_key=KEY, namespace="acme") is None
+
+
+GOLDEN = Path(__file__).parent / "golden" / "queue"
+"""As in test_events: written once, never again."""
+WIRE: dict[str, Submission | QueueReply] = {
+    "submission": Submission(
+        id="eu.00.00",
+        namespace="acme",
+        model=ModelName("m"),
+        items=(
+            QueuedItem(
+                request=GenerateRequest(
+                    id=RequestId("r1"), model=ModelName("m"), prompt="Hi", seed=1, rendered_at=2
+                ),
+                note=b"n",
+                account=b"a",
+            ),
+        ),
+        collector="l1",
+    ),
+    "batch-queued": BatchState(status="queued", model=ModelName("m")),
+    "batch-done": BatchState(
+        status="done",
+        model=ModelName("m"),
+        answers=(ItemAnswer(request_id="r1", note=b"n", events=b"frames"),),
+        told=True,
+    ),
+    "owed": OwedPage(
+        items=(
+            Owed(
+                request_id="r1",
+                account=b"a",
+                model=ModelName("m"),
+                outcome="ok",
+                usage=Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1),
+            ),
+        )
+    ),
+    "written": Written(request_ids=("r1", "r2")),
+    "fault": Fault(code="not_found", message="no such batch"),
+}
+
+
+def _golden(name: str) -> bytes:
+    return (GOLDEN / f"{name}.msgpack").read_bytes()
+
+
+def _read(name: str, data: bytes) -> Submission | QueueReply:
+    kind: Any = Submission if name == "submission" else QueueReply
+    read: Submission | QueueReply = msgspec.msgpack.decode(data, type=kind)
+    return read
+
+
+def test_every_golden_file_has_a_test() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.msgpack")} == set(WIRE)
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_written_and_read_as_ever(name: str) -> None:
+    # as maps: the width of a map's head may grow with the number of its fields
+    written = msgspec.msgpack.decode(msgspec.msgpack.encode(WIRE[name]))
+    assert written == msgspec.msgpack.decode(_golden(name))
+    assert _read(name, _golden(name)) == WIRE[name]
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_a_newer_peer_says_more(name: str) -> None:
+    newer = msgspec.msgpack.decode(_golden(name)) | {"from_the_future": [1]}
+    assert _read(name, msgspec.msgpack.encode(newer)) == WIRE[name]

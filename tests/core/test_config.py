@@ -82,6 +82,26 @@ def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
         ('model = "tiny"', 'model = "tiny"\ndevice = "gpu"', "t:21: .*known here: auto, cpu"),
         ('model = "tiny"', 'model = "tiny"\ndtype = "int3"', "t:21: .*known here: auto, bfloat16"),
         ('model = "tiny"', 'model = "tiny"\nkv_tokens = 16', "t:21: .*kv_tokens: .* >= 32"),
+        (
+            'model = "tiny"',
+            'model = "tiny"\ndisk_tier = { byte = 5 }',
+            "t:21: .*disk_tier: unknown key 'byte'; did you mean 'bytes'?",
+        ),
+        (
+            'model = "tiny"',
+            'model = "tiny"\ndisk_tier = { bytes = 5 }',
+            "t:21: .*bytes: .* >= 1048",
+        ),
+        ('model = "tiny"', 'model = "tiny"\ntransports = []', "t:21: node 'eu-1': .*at least one"),
+        ('model = "tiny"', 'model = "tiny"\ntransports = ["tcp", "tcp"]', "t:21: .*none twice"),
+        ('model = "tiny"', 'model = "tiny"\ntransports = ["mooncake"]', "t:21: .*network_trusted"),
+        ('model = "tiny"', 'model = "tiny"\ntransports = ["rdma"]', "t:21: .*mooncake, shared"),
+        (
+            'model = "tiny"',
+            'model = "tiny"\nhost_tier_bytes = -1',
+            "t:21: .*host_tier_bytes: .* >= 0",
+        ),
+        ("[routing]", '[secrets]\ntiers = "x"\n[routing]', "t:4: .*neither file:PATH nor env"),
         ("[routing]", '[secrets]\nregion = "x"\n[routing]', "t:4: .*neither file:PATH nor env"),
         ("[routing]", '[secrets]\nfleet = "env:"\n[routing]', "t:4: .*neither file:PATH nor env"),
         ('name = "here"', 'name = "here"\nlisten = "127.0.0.1:²"', "t:12: .*is not HOST:PORT"),
@@ -229,3 +249,13 @@ def test_bad_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "region.secret").write_text(unfit, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"region\.secret: a secret needs"):
             _world(tmp_path).secret("region")
+
+
+def test_a_disk_tier_lies_in_the_state_folder_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    for said, folder in (("", "tiers"), ('path = "elsewhere"', "elsewhere"), ('path = "/x"', "/x")):
+        tier = f'model = "tiny"\ndisk_tier = {{ {said} }}'
+        world = World(parse(GOOD.replace('model = "tiny"', tier)), tmp_path / "w.toml", tmp_path)
+        _, node = world.topology.node("eu-1")
+        assert world.tier_folder(node) == tmp_path / folder
+    _, plain = _world(tmp_path).topology.node("eu-1")
+    assert (_world(tmp_path).tier_folder(plain), plain.host_tier_bytes) == (None, 0)

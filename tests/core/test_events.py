@@ -287,10 +287,22 @@ def test_unknown_kinds_are_skipped() -> None:
     assert list(event_decoder().feed(strange + finish + strange)) == [EVENTS["finish"]]
 
 
+def test_words_of_a_newer_release_are_read() -> None:
+    """A reason to finish and a node's role that we have no word for break no stream."""
+    finish = _frame({"kind": "finish", "choice": 1, "reason": "boredom"})
+    assert list(event_decoder().feed(finish)) == [Finish(choice=1, reason=FinishReason.STOP)]
+    status = msgspec.msgpack.decode(_golden("status")[4:])
+    status["nodes"][0]["role"] = "encoder"
+    [read] = status_decoder().feed(_frame(status))
+    assert isinstance(read, RegionStatus)
+    assert [node.role for node in read.nodes] == ["encoder"]
+    assert [node.role for node in STATUS["status"].nodes] == [Role.DECODE.value]
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        {"kind": "finish", "choice": 0, "reason": "boredom"},
+        {"kind": "finish", "choice": 0, "reason": 3},
         {"kind": "finish", "choice": "zero", "reason": "stop"},
         {"kind": "done"},
         {"choice": 0},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from core.metrics import StatusCollector, render
-from core.status import NodeStatus, RankStatus, RegionStatus
+from core.status import NodeStatus, RankStatus, RegionStatus, TierStatus
 from core.types import ModelName, NodeName, RegionName, Role
 
 
@@ -27,3 +27,24 @@ def test_ranks_and_stages_are_told_of_nodes_that_have_several() -> None:
         'skerry_stage_seconds_total{node="b",region="eu",stage="1"} 2.0',
         'skerry_pipeline_bubble{node="b",region="eu"} 0.25',
     ]
+
+
+def test_tiers_tell_what_they_hold_and_whether_they_are_used() -> None:
+    node = NodeStatus(
+        name=NodeName("a"), role=Role.DECODE, model=ModelName("m"),
+        tiers=(
+            TierStatus(kind="host", blocks=7),
+            TierStatus(kind="disk", off="No space left on device", loaded=3, damaged=1),
+        ),
+    )  # fmt: skip
+    status = RegionStatus(region=RegionName("eu"), epoch="e", sequence=1, nodes=(node,))
+    registry = CollectorRegistry()
+    StatusCollector(registry, lambda: [status])
+    said = set(render(registry).decode().splitlines())
+    assert {
+        'skerry_tier_blocks{node="a",region="eu",tier="host"} 7.0',
+        'skerry_tier_up{node="a",region="eu",tier="host"} 1.0',
+        'skerry_tier_up{node="a",region="eu",tier="disk"} 0.0',
+        'skerry_tier_block_events_total{event="loaded",node="a",region="eu",tier="disk"} 3.0',
+        'skerry_tier_block_events_total{event="damaged",node="a",region="eu",tier="disk"} 1.0',
+    } <= said

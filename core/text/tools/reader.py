@@ -12,7 +12,7 @@ from enum import Enum, auto
 from hashlib import blake2b
 
 from core.events import ToolCallDelta
-from core.text.tools.call import CallObject, State
+from core.text.tools.call import CallObject, NamedCall, State
 from core.text.tools.formats import ToolFormat
 from core.text.tools.scan import BLANKS
 
@@ -55,12 +55,14 @@ class CallReader:
         """Calls that have gone out, as far as they go."""
         self._opening = form.opening.strip()
         self._closing = form.closing.strip()
+        self._around = tuple(one for one in form.around if one)
+        self._named = form.named
         self._names = names
         self._call_id = call_id
         self._several = several
         self._at = _At.TEXT if self._opening else _At.START
         self._held = ""
-        self._call = CallObject()
+        self._call = self._new_call()
         self._told = False
         """The present call's name has gone out."""
         self._text: list[str] = []
@@ -94,12 +96,14 @@ class CallReader:
         """Let out what cannot be blanks before a marker, or a part of one."""
         self._held += char
         core = self._held.lstrip(BLANKS)
-        while core and not self._opening.startswith(core):
+        while core and not any(mark.startswith(core) for mark in (self._opening, *self._around)):
             self._text.append(self._held[: len(self._held) - len(core) + 1])
             self._held = core[1:]
             core = self._held.lstrip(BLANKS)
         if core == self._opening:
             self._begin_call(keep=self._held[: -len(core)])
+        elif core in self._around:
+            self._held = ""
 
     def _at_start(self, char: str) -> None:
         self._held += char
@@ -114,8 +118,11 @@ class CallReader:
     def _begin_call(self, keep: str = "") -> None:
         """`keep`: what is text after all when it turns out to be no call."""
         self._held = keep
-        self._call, self._told = CallObject(), False
+        self._call, self._told = self._new_call(), False
         self._at = _At.CALL
+
+    def _new_call(self) -> CallObject | NamedCall:
+        return NamedCall(self._named) if self._named else CallObject()
 
     def _in_call(self, char: str) -> None:
         call = self._call

@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 from core.errors import InvalidRequest, UnsupportedField
 from core.text import grammar as grammars
 from core.text.schema import MAX_DEPTH
-from core.text.tools.formats import HERMES, LLAMA3, PLAIN, ToolFormat
+from core.text.tools.formats import DEEPSEEK3, DEEPSEEK31, HERMES, LLAMA3, PLAIN, ToolFormat
 from core.types import (
     GenerateRequest,
     ModelName,
@@ -223,20 +223,28 @@ CALLS = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city":"Oslo"}}\n</tool_call>',
     "llama3": '{"name": "weather", "parameters": {"city":"Oslo"}}',
     "plain": '{"name": "weather", "arguments": {"city":"Oslo"}}',
+    "deepseek3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"city":"Oslo"}\n```<｜tool▁call▁end｜>',
+    "deepseek31": '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city":"Oslo"}<｜tool▁call▁end｜>',
 }
 CLOCKS = {name: call.replace("weather", "clock").replace('{"city":"Oslo"}', "{}")
           for name, call in CALLS.items()}  # fmt: skip
-FORMS = {form.name: form for form in (HERMES, LLAMA3, PLAIN)}
+FORMS = {form.name: form for form in (HERMES, LLAMA3, PLAIN, DEEPSEEK3, DEEPSEEK31)}
 EACH_FORM = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def _said(form: ToolFormat, *calls: str) -> str:
+    return form.around[0] + form.between.join(calls) + form.around[1]
 
 
 @EACH_FORM
 def test_a_forced_call_is_a_call_and_nothing_else(form: ToolFormat, tokens: LLTokenizer) -> None:
     grammar = grammar_of(asking(tools=(CITY, CLOCK), tool_choice=ToolChoice.REQUIRED), form)
-    one, other = CALLS[form.name], CLOCKS[form.name]
+    one, other = _said(form, CALLS[form.name]), _said(form, CLOCKS[form.name])
     assert spell(tokens, grammar, one)[0]
     assert spell(tokens, grammar, other)[0]
-    assert spell(tokens, grammar, one + form.between + other)[0] is form.several
+    both = _said(form, CALLS[form.name], CLOCKS[form.name])
+    assert spell(tokens, grammar, both)[0] is form.several
     assert spell(tokens, grammar, "Hello")[1] == 0
     assert spell(tokens, grammar, one.replace("city", "town"))[0] is False
     assert spell(tokens, grammar, one.replace("weather", "whether"))[0] is False
@@ -246,16 +254,17 @@ def test_a_forced_call_is_a_call_and_nothing_else(form: ToolFormat, tokens: LLTo
 def test_a_named_tool_is_called_once_and_alone(form: ToolFormat, tokens: LLTokenizer) -> None:
     named = asking(tools=(CITY, CLOCK), tool_choice=ToolChoice.REQUIRED, forced_tool="clock")
     grammar = grammar_of(named, form)
-    assert spell(tokens, grammar, CLOCKS[form.name])[0]
-    assert not spell(tokens, grammar, CALLS[form.name])[0]
-    assert not spell(tokens, grammar, CLOCKS[form.name] + form.between + CLOCKS[form.name])[0]
+    assert spell(tokens, grammar, _said(form, CLOCKS[form.name]))[0]
+    assert not spell(tokens, grammar, _said(form, CALLS[form.name]))[0]
+    assert not spell(tokens, grammar, _said(form, CLOCKS[form.name], CLOCKS[form.name]))[0]
 
 
 @EACH_FORM
 def test_one_call_at_a_time_when_the_caller_says_so(form: ToolFormat, tokens: LLTokenizer) -> None:
     asked = asking(tools=(CLOCK,), tool_choice=ToolChoice.REQUIRED, parallel_tool_calls=False)
     call = CLOCKS[form.name]
-    assert not spell(tokens, grammar_of(asked, form), call + form.between + call)[0]
+    assert spell(tokens, grammar_of(asked, form), _said(form, call))[0]
+    assert not spell(tokens, grammar_of(asked, form), _said(form, call, call))[0]
 
 
 @EACH_FORM
@@ -264,7 +273,7 @@ def test_strict_tools_bind_calls_and_leave_text_alone(
 ) -> None:
     strict = Tool(name=CITY.name, parameters=CITY.parameters, strict=True)
     grammar = grammar_of(asking(tools=(strict, CLOCK)), form)
-    call = CALLS[form.name]
+    call = _said(form, CALLS[form.name])
     assert spell(tokens, grammar, call)[0]
     assert spell(tokens, grammar, "It is sunny {in} <b>Oslo</b>.")[0]
     assert not spell(tokens, grammar, call.replace("city", "town"))[0]
@@ -281,8 +290,9 @@ def test_a_schema_beside_tools_takes_a_call_or_the_document(
     grammar = grammar_of(asking(named, tools=(strict, CLOCK)), form)
     assert spell(tokens, grammar, '{"name":"Ann"}')[0]
     assert spell(tokens, grammar, '{"name": "weather"}')[0]
-    assert spell(tokens, grammar, CALLS[form.name])[0]
-    assert not spell(tokens, grammar, CALLS[form.name].replace("city", "town"))[0]
+    call = _said(form, CALLS[form.name])
+    assert spell(tokens, grammar, call)[0]
+    assert not spell(tokens, grammar, call.replace("city", "town"))[0]
     assert not spell(tokens, grammar, "Hello")[0]
 
 

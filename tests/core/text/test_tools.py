@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.events import ToolCallDelta
-from core.text.tools.formats import HERMES, LLAMA3, PLAIN, ToolFormat, format_of
+from core.text.tools.formats import (
+    DEEPSEEK3,
+    DEEPSEEK31,
+    HERMES,
+    LLAMA3,
+    PLAIN,
+    ToolFormat,
+    format_of,
+)
 from core.text.tools.reader import CallReader, call_ids
 
 NAMES = frozenset({"weather", "clock"})
@@ -67,6 +75,11 @@ def hermes(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+def deepseek(form: ToolFormat, *calls: tuple[str, str]) -> str:
+    texts = (f"{form.opening}{name}{form.named}{text}{form.closing}" for name, text in calls)
+    return form.around[0] + form.between.join(texts) + form.around[1]
+
+
 TALKS: dict[str, tuple[ToolFormat, str, str, list[tuple[str, str]]]] = {
     "two": (
         HERMES, "Let me look.\n" + hermes("weather", NASTY) + "\n" + hermes("clock", "{}"),
@@ -110,6 +123,38 @@ TALKS: dict[str, tuple[ToolFormat, str, str, list[tuple[str, str]]]] = {
         LLAMA3,
         '{"name": "weather", "parameters": ' + NASTY + '}; {"name": "clock", "parameters": {}}',
         "", [("weather", NASTY), ("clock", "{}")],
+    ),
+    "deepseek": (
+        DEEPSEEK3,
+        "Let me look.\n\n" + deepseek(DEEPSEEK3, ("weather", NASTY), ("clock", "{}")),
+        "Let me look.", [("weather", NASTY), ("clock", "{}")],
+    ),
+    "deepseek-as-it-stands": (
+        DEEPSEEK3,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n"
+        '{"a": [1]}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "", [("clock", '{"a": [1]}')],
+    ),
+    "deepseek31": (
+        DEEPSEEK31, deepseek(DEEPSEEK31, ("weather", NASTY), ("clock", "{}")) + "\n", "",
+        [("weather", NASTY), ("clock", "{}")],
+    ),
+    "deepseek31-as-it-stands": (
+        DEEPSEEK31,
+        "Well:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        "Well:", [("clock", "{}")],
+    ),
+    "deepseek31-no-outer-marks": (
+        DEEPSEEK31, '<｜tool▁call▁begin｜>clock<｜tool▁sep｜> {"a": 1}', "",
+        [("clock", '{"a": 1}')],
+    ),
+    "deepseek31-no-object": (
+        DEEPSEEK31, "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>now", "clock<｜tool▁sep｜>now", [],
+    ),
+    "deepseek31-cut-in-name": (DEEPSEEK31, "a <｜tool▁call▁begin｜>clo", "a clo", []),
+    "deepseek31-no-name": (
+        DEEPSEEK31, "a<｜tool▁call▁begin｜><｜tool▁sep｜>{}", "a<｜tool▁sep｜>{}", [],
     ),
     "plain": (PLAIN, ' \n{"name": "clock", "arguments": {}}', "", [("clock", "{}")]),
     "plain-list": (
@@ -155,7 +200,7 @@ def test_what_has_gone_out_depends_on_the_text_alone(data: st.DataObject) -> Non
 
 @given(st.text(alphabet='{}[]",:\\ \n<>/_tool_callnameargumentsclockx1', max_size=60))
 def test_no_text_breaks_it_and_none_is_lost_without_a_call(text: str) -> None:
-    for form, size in itertools.product((HERMES, LLAMA3, PLAIN), (1, 4)):
+    for form, size in itertools.product((HERMES, LLAMA3, PLAIN, DEEPSEEK3), (1, 4)):
         heard = read(form, text, size)
         if not heard.calls and "<tool_call>" not in text:
             assert heard.text == text
@@ -179,6 +224,8 @@ def test_ids_are_the_same_each_time_and_differ_between_choices() -> None:
         (None, PLAIN),
         ("{{ messages }}", PLAIN),
         ("within <tool_call></tool_call> tags: {{ tools }}", HERMES),
+        ("{{ tools }} <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function", DEEPSEEK31),
+        ("{{ tools }} <｜tool▁calls▁begin｜> ```json", DEEPSEEK3),
         ('{{ tools }} {"name": x, "parameters": y} <|start_header_id|>ipython', LLAMA3),
     ],
 )

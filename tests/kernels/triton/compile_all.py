@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from kernels.triton import split
 from kernels.triton.block_copy import gather_blocks, scatter_blocks
 from kernels.triton.decode_attention import decode_attention
+from kernels.triton.draw import draw
 from kernels.triton.gated import silu_mul
 from kernels.triton.grouped_matmul import grouped_matmul
 from kernels.triton.kv_write import write_kv, write_latents
@@ -84,6 +85,8 @@ def launches(dtype: torch.dtype) -> list[Callable[[], object]]:
         partial(rotate, q, q[:, :8], torch.zeros(64, 64), torch.zeros(64, 64),
                 norms=(q[0, 0], q[0, 1]), eps=1e-5),
         partial(silu_mul, x),
+        partial(draw, torch.zeros(64, 128256), torch.zeros(64, 5, dtype=torch.float64),
+                long.bool(), long),
         partial(grouped_matmul, made(4096, 2048), experts, offsets),
         partial(grouped_matmul, made(64, 2048), experts, offsets),
     ]  # fmt: skip

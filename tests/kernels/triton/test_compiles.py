@@ -36,7 +36,8 @@ def test_bf16_for_hopper(tmp_path: Path) -> None:
         kernels[kernel["name"]].append(kernel)
         assert kernel["stack"] == 0, f"registers spill: {line}"
         assert kernel["shared"] <= SHARED, line
-    assert kernels.keys() == {"_decode", "_reduce", "_prefill", "_latent", "_grouped", *MOVERS}
+    products = {"_decode", "_prefill", "_latent", "_grouped"}
+    assert kernels.keys() == {*products, "_reduce", "_draw", *MOVERS}
     assert all(kernel["wide"] for name in MOVERS for kernel in kernels[name])
     assert all(kernel["wgmma"] and kernel["async"] for kernel in kernels["_prefill"])
     assert all(kernel["mma"] and kernel["async"] for kernel in kernels["_decode"])
