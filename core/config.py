@@ -200,6 +200,12 @@ class Region(_Section, frozen=True):
         return (self.name, Router(self.http, self.grpc)), *further
 
 
+class Observe(_Section, frozen=True):
+    otlp: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/]+")] | None = None
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP, port 4318 usually): edges send it the
+    spans of every request."""
+
+
 class Topology(_Section, frozen=True):
     version: int
     models: dict[str, Model]
@@ -215,6 +221,7 @@ class Topology(_Section, frozen=True):
     tenants: dict[_Name, Tenant] = {}
     budgets: Budgets = Budgets()
     workers: Workers = Workers()
+    observe: Observe = Observe()
     currency: str = "USD"
 
     def residency_of(self, namespace: str, model: str) -> frozenset[RegionName] | None:
@@ -249,11 +256,12 @@ class Topology(_Section, frozen=True):
 
     def router(self, name: str) -> tuple[Region, Router]:
         """By the name of its process (`Region.doors`)."""
-        for region in self.regions:
-            for own, router in region.doors:
-                if own == name:
-                    return region, router
-        return self.region(name), Router()
+        doors = [(own, region, router) for region in self.regions for own, router in region.doors]
+        for own, region, router in doors:
+            if own == name:
+                return region, router
+        known = ", ".join(own for own, _, _ in doors)
+        raise ConfigError(f"no router is named {name!r}; the topology has: {known}")
 
     def node(self, name: str) -> tuple[Region, Node]:
         pairs = [(region, node) for region in self.regions for node in region.nodes]

@@ -209,6 +209,28 @@ class EdgeMetrics:
             ("model",),
             registry=registry,
         )
+        operation = ("gen_ai_operation_name", "gen_ai_request_model")
+        self.gen_ai_duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "OpenTelemetry's gen_ai.server.request.duration: whole requests.",
+            (*operation, "error_type"),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.gen_ai_first_token = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "OpenTelemetry's gen_ai.server.time_to_first_token.",
+            operation,
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.gen_ai_per_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "OpenTelemetry's gen_ai.server.time_per_output_token: after the first one.",
+            operation,
+            buckets=_STEP_S,
+            registry=registry,
+        )
         self.region_up = Gauge(
             "skerry_edge_region_up",
             "1 while the region's status is fresh, else 0.",

@@ -51,6 +51,7 @@ from edge.region_client import HttpRegionClient, RegionClient, RegionSession, ne
 from edge.region_routers import ManyRouters
 from edge.routing.regions import Regions
 from edge.routing.rings import Rings
+from edge.telemetry import open_telemetry
 from edge.tenants.opening import open_tenants
 from edge.workers.opening import open_workers
 
@@ -92,6 +93,7 @@ async def open_edge(
     async with (
         new_session() as session,
         _config_errors_alone(),
+        open_telemetry(topology.observe.otlp, name) as telemetry,
         asyncio.TaskGroup() as tasks,
         open_workers(world, name) as workers,
         open_tenants(world, name, tasks=tasks, agents=workers) as tenants,
@@ -140,6 +142,7 @@ async def open_edge(
             expose_nodes=topology.routing.expose_nodes,
             heartbeat_s=heartbeat_s,
             recent=recent,
+            telemetry=telemetry,
         )
         outlook = Outlook(topology, edge, regions, admission, int(time.time()))
         kept_orders = orders_file(world.state, name)

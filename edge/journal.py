@@ -186,6 +186,9 @@ class Recent:
         journal = self._journals.get(RequestId(name))
         return None if journal is None else journal.story(self._edge, self._worker)
 
+    def story(self, journal: Journal) -> Story:
+        return journal.story(self._edge, self._worker)
+
     def newest(self, count: int) -> Iterator[Story]:
         for journal in list(reversed(self._journals.values()))[:count]:
             yield journal.story(self._edge, self._worker)

@@ -33,6 +33,7 @@ from edge.api.wire import Wire
 from edge.gateway import Anew, Batch, Gateway
 from edge.hold import Held
 from edge.journal import Recent
+from edge.telemetry import Telemetry
 from edge.tenants.budget import Budgets
 from edge.tenants.door import Door
 
@@ -64,6 +65,7 @@ class Desk:
     expose_nodes: bool
     heartbeat_s: float
     recent: Recent
+    telemetry: Telemetry
 
 
 class Exchange:
@@ -109,6 +111,8 @@ class Exchange:
             await wire.end()
         finally:
             record.close(outcome, self._desk.metrics)
+            parent = headers.get(b"traceparent", b"").decode("latin-1")
+            self._desk.telemetry.tell(lambda: self._desk.recent.story(record.journal), parent)
 
     async def _answer(
         self, parsed: Parsed, affinity: str | None, wire: Wire, record: Record

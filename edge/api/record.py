@@ -13,6 +13,7 @@ from core.metrics import EdgeMetrics
 from core.types import GenerateRequest, RequestId, Timings
 from edge.gateway import Batch, Place
 from edge.journal import Journal
+from edge.telemetry import OPERATIONS
 from edge.tenants.budget import Tab
 from edge.tenants.door import Caller
 
@@ -119,6 +120,7 @@ class Record:
             if self._first_s is not None:
                 metrics.first_delta_seconds.labels(region).observe(self._first_s)
         model = self.request.model if self.request else "-"
+        self._count(model, outcome, total_s, metrics)
         prompt = cached = completion = 0
         if self.done is not None:
             usage = self.done.usage
@@ -144,6 +146,17 @@ class Record:
             (self._first_s or 0.0) * 1000,
             total_s * 1000,
         )
+
+    def _count(self, model: str, outcome: str, total_s: float, metrics: EdgeMetrics) -> None:
+        """Under OpenTelemetry's names."""
+        labels = OPERATIONS.get(self._dialect, self._dialect), model
+        failed = "" if outcome == "ok" else outcome
+        metrics.gen_ai_duration.labels(*labels, failed).observe(total_s)
+        if self._first_s is None:
+            return
+        metrics.gen_ai_first_token.labels(*labels).observe(self._first_s)
+        if self.done is not None and (more := self.done.usage.completion_tokens - 1) > 0:
+            metrics.gen_ai_per_token.labels(*labels).observe((total_s - self._first_s) / more)
 
     def _server_timing(self) -> str:
         spans: list[tuple[str, float]] = [("admit", self.journal.admitted_s)]
