@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak load bench-load bench-admission bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean
+.PHONY: help demo up test soak load scenarios bench-load bench-admission bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,10 @@ load: ## two minutes of Locust users against two-regions.toml: a report, and an 
 	@$(PY) -m deploy.doctor --quiet
 	@$(PY) -m deploy.setup_env --load
 	@$(PYTHON) -m loadtest.users $(ARGS)
+
+scenarios: ## a spike and the loss of a region, each with a verdict (ARGS="spike --seconds 60")
+	@$(PY) -m deploy.setup_env --load
+	@$(PYTHON) -m loadtest.users.scenarios $(ARGS)
 
 bench-load: ## the load generator itself: 300 streams on one process, beside 20
 	@$(PY) -m deploy.setup_env --load

@@ -29,6 +29,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    retry_after_s: float | None = None
+    """What a refusal said about when to come back."""
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,12 +68,13 @@ class Asker:
     def ask(self, kind: str, path: str, body: Mapping[str, Any], due: float) -> tuple[Answer, str]:
         """The answer's figures and its text. Never raises for what a server may do."""
         reading = _Reading()
-        error, region = "", ""
+        error, region, retry_after = "", "", None
         try:
             response = self._http.request(
                 "POST", path, body=msgspec.json.encode(body), headers=self._headers
             )
             region = str(response.get("x-skerry-region") or "")
+            retry_after = response.get("retry-after")
             good = response.status_code == 200
             error = reading.read(response) if good else _refusal(response)
             response.release()
@@ -97,6 +98,7 @@ class Asker:
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=details.cached_tokens,
                 completion_tokens=tokens,
+                retry_after_s=None if retry_after is None else float(retry_after),
             ),
             b"".join(reading.text).decode("utf-8", "replace"),
         )
