@@ -13,6 +13,8 @@ Linux x86-64 alone."""
 
 EDGE_PROCESS_MB, ROUTER_PROCESS_MB, NODE_PROCESS_MB = 70, 92, 450
 """Resident memory of each process of a world on the bundled model; a node's with one rank."""
+HOST_PROCESS_MB = 45
+"""Beside an edge that takes Workers; a Worker's own process has 60."""
 RANK_PROCESS_MB = 320
 """Of each further rank of a node."""
 

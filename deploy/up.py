@@ -17,7 +17,13 @@ from deploy.launcher import LocalWorld, ended_by_signals, run_world
 from deploy.models import check_plans
 from deploy.ready import router_view
 from deploy.screen import Screen
-from deploy.sizes import EDGE_PROCESS_MB, NODE_PROCESS_MB, RANK_PROCESS_MB, ROUTER_PROCESS_MB
+from deploy.sizes import (
+    EDGE_PROCESS_MB,
+    HOST_PROCESS_MB,
+    NODE_PROCESS_MB,
+    RANK_PROCESS_MB,
+    ROUTER_PROCESS_MB,
+)
 from deploy.state import FOLDER, first_edge
 from deploy.status import wait_and_draw
 from deploy.where import options_for
@@ -63,7 +69,8 @@ def expected(topology: Topology) -> str:
     ranks = sum(node.parallel.ranks for node in nodes)
     edges = sum(edge.workers for edge in topology.edges)
     routers = len(topology.regions)
-    megabytes = edges * EDGE_PROCESS_MB + routers * ROUTER_PROCESS_MB
+    hosts = sum(edge.admin is not None for edge in topology.edges)
+    megabytes = edges * EDGE_PROCESS_MB + hosts * HOST_PROCESS_MB + routers * ROUTER_PROCESS_MB
     megabytes += len(nodes) * NODE_PROCESS_MB + (ranks - len(nodes)) * RANK_PROCESS_MB
     split = f" of {ranks} ranks" if ranks > len(nodes) else ""
     return (

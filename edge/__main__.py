@@ -24,6 +24,7 @@ def main() -> int:
     inside.add_argument("--address")
     inside.add_argument("--folder", type=Path)
     inside.add_argument("--lifeline", type=int)
+    inside.add_argument("--listen-fd", type=int, nargs="+", default=())
     options = parser.parse_args()
     try:
         return run(load(options.topology, state=options.state), options)
@@ -39,11 +40,11 @@ def run(world: World, options: argparse.Namespace) -> int:
         from edge.crew.supervisor import run_crew
 
         return run_crew(world, options.name)
-    from edge.crew.seat import ALONE, Seat
+    from edge.crew.seat import Seat
     from edge.serving import run_edge
 
     if options.worker is None:
-        return run_edge(world, options.name, ALONE)
+        return run_edge(world, options.name, Seat(listeners=tuple(options.listen_fd)))
     seat = Seat(
         number=options.worker,
         of=workers,

@@ -65,7 +65,10 @@ class Collector:
 
     async def collect(self, region: RegionName) -> None:
         """All that the region owes us now. Raises RequestError."""
-        lock = KernelLock(self._lock)
+        try:
+            lock = KernelLock(self._lock)
+        except OSError as error:
+            raise InternalError(f"{self._lock}: {error.strerror}") from error
         try:
             await self._turn(lock)
             while items := await self._clients[region].owed(self._budgets.ledger):

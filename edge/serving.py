@@ -27,6 +27,9 @@ _log = logging.getLogger("skerry.edge")
 
 GRACE_S = 20.0
 """How long answers may go on after SIGTERM."""
+RETIRE = signal.SIGUSR1
+"""Another process accepts from the same socket now: finish what is here, for as long as it takes,
+refuse nothing, and end."""
 KEEP_ALIVE_S = 65
 """Longer than common clients keep idle connections: they close first, never write into a close."""
 BACKLOG = 2048
@@ -39,7 +42,8 @@ def run_edge(world: World, name: str, seat: Seat = ALONE) -> int:
     log.setup(f"edge/{name}{seat.name}")
     _raise_limits()
     edge = world.topology.edge(name)
-    listeners = [_listen(seat.address or edge.listen, shared=seat.of > 1)]
+    listeners = [socket.socket(fileno=number) for number in seat.listeners]
+    listeners = listeners or [_listen(seat.address or edge.listen, shared=seat.of > 1)]
     if seat.folder is not None:
         listeners.append(_listen_inside(seat))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -72,6 +76,7 @@ async def _serve(world: World, name: str, seat: Seat, listeners: list[socket.soc
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(RETIRE, server.retire)
         if seat.lifeline is not None:
             lifeline = seat.lifeline
 
@@ -92,9 +97,32 @@ class Server(uvicorn.Server):
     """uvicorn that leaves signals to us: its own handling ends the process by the signal again,
     so that an orderly end would not exit 0."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._retiring = False
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def retire(self) -> None:
+        """Accept nothing more, and end with the last connection. Idempotent."""
+        if self._retiring:
+            return
+        self._retiring = True
+        _log.info("edge retires connections=%d", len(self.server_state.connections))
+        for server in self.servers:
+            server.close()
+
+    async def on_tick(self, counter: int) -> bool:
+        ended = await super().on_tick(counter)
+        if not self._retiring:
+            return ended
+        for connection in list(self.server_state.connections):
+            # One that was accepted a moment ago and has asked nothing yet is about to.
+            if getattr(connection, "cycle", connection) is not None:
+                connection.shutdown()
+        return ended or not (self.server_state.connections or self.server_state.tasks)
 
 
 def _listen(address: str, *, shared: bool) -> socket.socket:

@@ -73,7 +73,7 @@ class Lending:
         whole = tokens == len(sequence.tokens)
         # One that has died meanwhile was in doubt, and with it what hangs on it.
         certain = all(entry.alive for entry in sequence.table.chain)
-        if certain:
+        if certain and (whole or not self._blocks.forgets):
             self._blocks.register(sequence.table, sequence.chain, tokens)
         self._roster.leave(sequence)
 

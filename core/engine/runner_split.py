@@ -80,8 +80,12 @@ class LeadingRunner:
         return self._lead
 
     def _begin(self, plan: StepPlan) -> None:
+        alone = self._config.plan.stage_ranks == 1
+        if alone:  # on its stage: the next one has time until something comes to it
+            self._worker.submit(self._compute, plan)
         self._leading.say(encode_plan(plan))
-        self._worker.submit(self._compute, plan)
+        if not alone:
+            self._worker.submit(self._compute, plan)
 
     def _compute(self, plan: StepPlan) -> None:
         lead = self._leading

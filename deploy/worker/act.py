@@ -11,6 +11,7 @@ from pathlib import Path
 from core.config import World
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
+from deploy.access import needs_key
 from deploy.worker.build import Built, build
 from deploy.worker.fleet import fleet_of
 from deploy.worker.wrangler import Project, find, read
@@ -55,7 +56,7 @@ def owner_of(world: World, tenant: str) -> str:
     if tenant:
         return tenant
     named = [name for name in world.topology.tenants if name != ANONYMOUS]
-    if world.topology.access.anonymous != "never":
+    if not needs_key(world):
         return ANONYMOUS
     if len(named) == 1:
         return named[0]

@@ -15,6 +15,7 @@ import msgspec
 
 from core.config import World
 from core.errors import ConfigError
+from deploy.launcher import ended_by_signals
 from deploy.worker.act import addresses, owner_of, prepared
 from deploy.worker.build import Built
 from deploy.worker.fleet import Fleet, FleetError, fleet_of
@@ -42,7 +43,10 @@ def dev(folder: Path, env: str | None, world: World, tenant: str) -> None:
             print(f"{name} is served until Ctrl-C, again with each change:")
             for line in addresses(built.bundle, edges):
                 print(f"  {line}")
-            _follow(one, name, owner, file, env, built, said)
+            with ended_by_signals():
+                _follow(one, name, owner, file, env, built, said)
+        except KeyboardInterrupt:
+            print(f"\n{name} is gone")
         finally:
             one.delete(name)
 

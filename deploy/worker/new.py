@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from core.errors import ConfigError
@@ -32,6 +34,8 @@ def create(name: str, template: str) -> None:
     for file in target.glob("wrangler.*"):
         text = _NAME.sub(rf'\1"{name}"', file.read_text(encoding="utf-8"), count=1)
         file.write_text(_DATE.sub(rf'\1"{date}"', text, count=1), encoding="utf-8")
-    print(f"{target}/ is made from the example {template}. Now:")
-    print(f"  cd {target} && skerry worker dev      serves it, again with each change")
-    print("  skerry worker deploy                  serves it on every edge")
+    skerry = sys.argv[0] if os.sep not in sys.argv[0] else os.path.relpath(sys.argv[0], target)
+    print(f"{target}/ is made from the example {template}. With a world running (`skerry up`):")
+    print(f"  cd {target}")
+    print(f"  {skerry} worker dev       serves it on one edge, again with each change")
+    print(f"  {skerry} worker deploy    serves it on every edge")

@@ -17,6 +17,8 @@ class Seat:
     """Where to listen, when the topology leaves the port to the system."""
     folder: Path | None = None
     lifeline: int | None = None
+    listeners: tuple[int, ...] = ()
+    """Listening sockets that it was started with: it accepts from them and binds none itself."""
 
     @property
     def name(self) -> str:

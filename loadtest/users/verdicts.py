@@ -9,7 +9,7 @@ from loadtest.users.answers import Answer, Slo, Spread
 from loadtest.users.shapes import SPIKE_SHARE
 
 REFUSALS = ("429 ", "503 ")
-KEPT, RECOVERY_S, RECOVERED = 0.95, 10.0, 2.0
+KEPT, RECOVERY_S, RECOVERED, SLOW_SHARE = 0.95, 10.0, 2.0, 0.1
 HITS_AFTER = 0.9
 SETTLE_S = 5.0
 """After a change, before what is counted as steady."""
@@ -86,13 +86,19 @@ def _hits(answers: Sequence[Answer]) -> float:
 
 
 def _recovery_s(steady: list[Answer], after: list[Answer], end_s: float) -> float | None:
-    """Until the last answer whose first token took more than twice the usual p90."""
+    """From the spike's end until when at most one in ten of all later answers was slow: failed, or
+    more than twice the usual p90 to the first token."""
     usual = Spread.of(one.ttft_s for one in steady if one.ttft_s is not None)
     if usual is None or not after:
         return None
-    slow = [one.at_s for one in after
-            if one.error or one.ttft_s is None or one.ttft_s > RECOVERED * usual.p90]  # fmt: skip
-    return max((at - end_s for at in slow), default=0.0)
+    slow = 0
+    recovered: float | None = None
+    for number, one in enumerate(sorted(after, key=lambda one: -one.at_s), start=1):
+        late = one.error or one.ttft_s is None or one.ttft_s > RECOVERED * usual.p90
+        slow += bool(late)
+        if slow <= SLOW_SHARE * number:
+            recovered = one.at_s - end_s
+    return recovered
 
 
 def _kinds(answers: Sequence[Answer]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.address import split_address
-from core.config import World, load, parse
+from core.config import Router, World, load, parse
 from core.errors import ConfigError
 from core.types import RegionName
 
@@ -45,6 +45,20 @@ def test_a_good_one() -> None:
     assert topology.canonical_model("large") is None
     region, node = topology.node("eu-1")
     assert (region.name, node.role) == ("eu", "combined")
+
+
+def test_further_routers_of_a_region_have_names_and_addresses() -> None:
+    more = 'name = "eu"\nrouters = [{ http = "10.0.0.2:1", grpc = "10.0.0.2:2" }, {}]\n'
+    text = GOOD.replace('name = "eu"\n', more, 1).replace("depth = 3", "network_trusted = true")
+    topology = parse(text)
+    [region] = topology.regions
+    assert [name for name, _ in region.doors] == ["eu", "eu.2", "eu.3"]
+    assert topology.router("eu") == (region, Router(region.http, region.grpc))
+    assert topology.router("eu.2")[1] == Router("10.0.0.2:1", "10.0.0.2:2")
+    with pytest.raises(ConfigError, match=r"eu, eu\.2, eu\.3"):
+        topology.router("eu.4")
+    with pytest.raises(ConfigError, match=r"t:\d+: router 2 of region 'eu'"):
+        parse(text.replace("10.0.0.2:1", "nowhere"), name="t")
 
 
 @pytest.mark.parametrize("name", ["two-regions", "five-regions", "local"])

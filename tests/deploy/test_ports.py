@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from core.address import split_address
-from core.config import Topology, parse
+from core.config import Router, Topology, parse
 from core.errors import ConfigError
-from deploy.ports import resolve
+from deploy.ports import refuse_unfixed, resolve
 
 DEFAULT = Path(__file__).parents[2] / "deploy" / "topologies" / "two-regions.toml"
 
@@ -36,6 +36,23 @@ def test_resolve_port_zero_gives_distinct_concrete_ports() -> None:
     assert len(set(ports)) == 6
     assert all(port > 0 for port in ports)
     assert resolved.moves == ()
+
+
+def test_further_routers_get_ports_of_their_own() -> None:
+    topology = with_edge_ports(0, 0)
+    regions = tuple(
+        msgspec.structs.replace(region, routers=(Router(), Router())) for region in topology.regions
+    )
+    resolved = resolve(msgspec.structs.replace(topology, regions=regions)).topology
+    doors = [router for region in resolved.regions for _, router in region.doors]
+    ports = {split_address(at)[1] for one in doors for at in (one.http, one.grpc)}
+    assert len(ports) == 12
+    assert 0 not in ports
+    refuse_unfixed(resolved, "file")
+    last = msgspec.structs.replace(resolved.regions[1], routers=(Router(),))
+    loose = msgspec.structs.replace(resolved, regions=(resolved.regions[0], last))
+    with pytest.raises(ConfigError, match="fixed ports"):
+        refuse_unfixed(loose, "file")
 
 
 def test_resolve_free_port_is_kept(free_port: int) -> None:

@@ -211,6 +211,11 @@ async def test_what_cannot_be_written_stays_owed(tmp_path: Path) -> None:
         with pytest.raises(InternalError):
             await _collector(one, region).collect(EU)
         (tmp_path / "usage").unlink()
+        (tmp_path / "collector.lock").unlink()
+        (tmp_path / "collector.lock").mkdir()  # nor where nothing can be locked
+        with pytest.raises(InternalError):
+            await _collector(one, region).collect(EU)
+        (tmp_path / "collector.lock").rmdir()
         await _collector(one, region).collect(EU)
         assert len(one.records()) == 1
 

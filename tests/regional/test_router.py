@@ -56,6 +56,11 @@ def test_split_order_and_streaming(tmp_path: Path) -> None:
                 assert accepted == Accepted(
                     prefill=prefill.name, decode=decode.name, prompt_tokens=200, reason="split"
                 )
+                [weighed] = stream.placings
+                assert (weighed.held_tokens, weighed.compute_tokens) == (0, 199)
+                assert weighed.alone_s is not None
+                assert weighed.split_s is not None
+                assert weighed.split_s < weighed.alone_s
                 prefill.prefill_done(attempt)
                 for text in ("a", "b"):  # each delta is there before the next is made
                     decode.output(attempt, delta(text))

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,12 +202,7 @@ class Storm:
         if not whole or answer.usage is None:
             self._wrong(question, answer, "an end before the end")
             return "short"
-        details = answer.usage["prompt_tokens_details"]
-        self.report.told[answer.headers["x-request-id"]] = Usage(
-            prompt_tokens=answer.usage["prompt_tokens"],
-            completion_tokens=answer.usage["completion_tokens"],
-            cached_tokens=details["cached_tokens"],
-        )
+        self.report.told |= told([answer])
         return "whole"
 
     def _wrong(self, question: Question, answer: Answer, why: str) -> None:
@@ -251,6 +246,19 @@ class Storm:
         return None
 
 
+def told(answers: Iterable[Answer]) -> dict[str, Usage]:
+    """The usage that callers were sent, by request id."""
+    return {
+        one.headers["x-request-id"]: Usage(
+            prompt_tokens=one.usage["prompt_tokens"],
+            completion_tokens=one.usage["completion_tokens"],
+            cached_tokens=one.usage["prompt_tokens_details"]["cached_tokens"],
+        )
+        for one in answers
+        if one.usage is not None
+    }
+
+
 def at_rest(world: LocalWorld) -> str:
     """What is still held, somewhere in the world, a while after the last request; "" is nothing."""
     found = ""
@@ -281,8 +289,8 @@ def _held(world: LocalWorld) -> str:
     return ""
 
 
-def unlike(world: LocalWorld, told: dict[str, Usage]) -> list[str]:
-    """Requests whose ledger does not say once, and alike, what their callers were told."""
+def unlike(world: LocalWorld, sent: dict[str, Usage]) -> list[str]:
+    """Requests whose ledger does not say once, and alike, what their callers were `sent`."""
     records = Counter[str]()
     written: dict[str, Usage] = {}
     for record in UsageReader().read(world.world.state / "usage"):
@@ -292,7 +300,7 @@ def unlike(world: LocalWorld, told: dict[str, Usage]) -> list[str]:
     wrong = [f"{one} is written {count} times" for one, count in records.items() if count > 1]
     return wrong + [
         f"{one} was told {usage} and {written.get(one)} is written"
-        for one, usage in told.items()
+        for one, usage in sent.items()
         if written.get(one) != usage
     ]
 

@@ -11,6 +11,7 @@ import pytest
 from deploy.launcher import LocalWorld
 from tests.world.faults import forgotten, until
 from tests.world.scripted import Answer, ask, completion, region_status
+from tests.world.storm import told, unlike
 from tests.world.tight import tight_world
 
 pytestmark = pytest.mark.world
@@ -53,6 +54,7 @@ def test_answers_that_are_pushed_out_go_on_through_prefill(tight: LocalWorld) ->
         assert answer.usage["completion_tokens"] == alone.usage["completion_tokens"]
     cached = [one.usage["prompt_tokens_details"]["cached_tokens"] for one in answers if one.usage]
     assert max(cached[1:]) <= 16, "what is read again is no hit"
+    assert unlike(tight, told(answers)) == []
     assert moved(tight) > 0
     nodes = {
         one["name"]: one.get("preemptions", 0) for one in region_status(tight, "home")["nodes"]

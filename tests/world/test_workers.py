@@ -18,7 +18,7 @@ from core.errors import ConfigError
 from core.usage import UsageReader
 from deploy.launcher import LocalWorld
 from deploy.worker import act
-from deploy.worker.fleet import FleetError, fleet_of
+from deploy.worker.fleet import Admin, Fleet, FleetError, fleet_of
 from edge.workers import tools
 from edge.workers.python.runtime import sandbox
 from tests.world.scripted import streaming
@@ -78,7 +78,7 @@ def test_the_chat_example_streams_and_is_counted(
 ) -> None:
     name = deployed(EXAMPLES / "chat-typescript")
     assert name == "chat"
-    body = {"messages": [{"role": "user", "content": "a harbour"}]}
+    body: dict[str, object] = {"messages": [{"role": "user", "content": "a harbour"}]}
     with streaming(world.edges["ams"], body, "/w/chat/") as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
@@ -106,7 +106,7 @@ def test_the_chat_example_in_python(
     if sandbox() is None:
         pytest.skip("bubblewrap is not installed, and Python Workers run in it")
     assert deployed(EXAMPLES / "chat-python") == "chat-python"
-    body = {"messages": [{"role": "user", "content": "a harbour"}]}
+    body: dict[str, object] = {"messages": [{"role": "user", "content": "a harbour"}]}
     with streaming(world.edges["ams"], body, "/w/chat-python/") as response:
         assert response.headers["content-type"] == "text/event-stream"
         pieces = [chunk for chunk in response.iter_raw() if chunk]
@@ -294,14 +294,15 @@ def test_a_deploy_is_everywhere_or_nowhere(
     deployed(project(folder, says("two"), name="twice", routes=["twice.localhost/a/*"]))
     assert heard() == ["two", "two"]
 
-    for code, settings, why in [
+    wrong: list[tuple[str, dict[str, object], str]] = [
         ("export default { fetch( }", {}, "does not build"),
         ("const x = missing.thing; export default {}", {}, "missing is not defined"),
         (says("x"), {"services": [{"binding": "S", "service": "nobody"}]}, "'nobody', which is"),
         (says("x"), {"routes": ["127.0.0.1/*"]}, "the edge itself"),
         (says("x"), {"routes": ["example.com/*"]}, "workers.zones"),
         (says("x"), {"triggers": {"crons": ["61 * * * *"]}}, "'61' is not from 0 to 59"),
-    ]:  # fmt: skip
+    ]
+    for code, settings, why in wrong:
         with pytest.raises((ConfigError, FleetError), match=why):
             act.deploy(project(folder, code, name="twice", **settings), None, world.world, "")
     rival = project(tmp_path / "rival", says("r"), name="rival", routes=["twice.localhost/a/*"])
@@ -356,20 +357,13 @@ def _idle(world: LocalWorld, client: httpx.Client) -> bool:
     return False
 
 
-def test_a_deploy_while_an_edge_is_down_names_it(
-    world: LocalWorld, programs: None, tmp_path: Path
-) -> None:
-    folder = project(tmp_path / "late", "export default {}", name="late")
+def test_a_deploy_while_an_edge_is_down_names_it(world: LocalWorld, programs: None) -> None:
     with fleet_of(world.world) as fleet:
-        fleet.admins = [
-            fleet.admins[0],
-            type(fleet.admins[0])("far", "http://127.0.0.1:9", fleet.admins[0].client),
-        ]
+        there = fleet.admins[0]
+        half = Fleet([there, Admin("far", "http://127.0.0.1:9", there.client)])
         with pytest.raises(FleetError, match=r"edge 'far' does not answer.*Nothing was changed"):
-            fleet.deploy("late", b"", tenant="anonymous")
-        rows = fleet.admins[0].ask("GET", "/workers")
-    assert b'"late"' not in rows
-    assert folder.exists()
+            half.deploy("late", b"", tenant="anonymous")
+        assert b'"late"' not in there.ask("GET", "/workers")
 
 
 def test_the_admin_interface_wants_its_secret(world: LocalWorld, client: httpx.Client) -> None:

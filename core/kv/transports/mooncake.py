@@ -72,16 +72,19 @@ class Engine:
     def __init__(self, engine: Any, host: str) -> None:
         self.segment = f"{host}:{engine.get_rpc_port()}"
         self._engine = engine
+        self._registered: list[memoryview] = []
         self._free: list[memoryview] = []
         self._room = asyncio.Semaphore(_MOST_SLOTS)
         self._ending: set[asyncio.Task[bool]] = set()
 
     def register(self, view: memoryview) -> int:
-        """Let the engine, and with it our peers, at `view`, which must stay; its address. Raises
-        ConfigError."""
+        """Let the engine, and with it our peers, at `view`, which is kept; its address. A peer that
+        has read from here before does not hear of it: so everything at the start, each thing once.
+        Raises ConfigError."""
         base = _address(view)
         if self._engine.register_memory(base, len(view)):
             raise ConfigError("transport mooncake: memory cannot be registered")
+        self._registered.append(view)
         return base
 
     async def read(
@@ -137,11 +140,11 @@ class Engine:
 class MooncakeCarrier:
     """Shows one pool's memory. See `base.Carrier`."""
 
-    def __init__(self, engine: Engine, memory: PoolMemory, words: Words) -> None:
-        """Raises ConfigError."""
+    def __init__(self, engine: Engine, memory: PoolMemory, words: Words, words_base: int) -> None:
+        """`words_base`: where `words` are registered. Raises ConfigError."""
         self._engine = engine
         self._words = words
-        self._words_base = engine.register(memoryview(words.memory))
+        self._words_base = words_base
         self._memories = tuple(
             Memory(rank, len(held.view), engine.register(held.view))
             for rank, held in memory.ranks.items()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -49,6 +50,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return Word(self.slot, self.value)
 
 
+_Place = Annotated[int, msgspec.Meta(ge=0)]
+_Length = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Shown(msgspec.Struct, frozen=True, array_like=True):
     """A piece that can be read: where it lies, (rank, offset, size) after (rank, offset, size) in
     the order of the receiver, and its xxh3-64 where the way checks it."""
@@ -56,7 +61,7 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     group: int
     block: int
-    spans: tuple[tuple[int, int, int], ...]
+    spans: tuple[tuple[int, _Place, _Length], ...]
     digest: int | None = None
 
     @property

@@ -60,6 +60,7 @@ class Ways:
         self._words = Words()
         self._stack.callback(self._words.close)
         self._engine: mooncake.Engine | None = None
+        self._words_base = 0
         awaited = Awaited()
         landings: list[Landing] = []
         try:
@@ -89,7 +90,9 @@ class Ways:
                 self._stack.callback(carrier.close)
                 carriers[kind] = carrier
             elif kind == MOONCAKE and self._engine is not None:
-                carriers[kind] = mooncake.MooncakeCarrier(self._engine, memory, self._words)
+                carriers[kind] = mooncake.MooncakeCarrier(
+                    self._engine, memory, self._words, self._words_base
+                )
         return FanCarrier(ChoosingCarrier(carriers, shared.host_identity()))
 
     def close(self) -> None:
@@ -122,6 +125,7 @@ class Ways:
             raise ConfigError("transport mooncake cannot encrypt, and this node has certificates")
         self._engine = mooncake.Engine(mooncake.start(host), host)
         self._stack.callback(self._engine.close)
+        self._words_base = self._engine.register(memoryview(self._words.memory))
         landing = mooncake.listen(self._engine, host, clock, awaited)
         self._stack.callback(landing.close)
         return landing

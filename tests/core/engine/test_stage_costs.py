@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.engine import stage_costs
 from core.engine.stage_costs import measured_costs, measured_stages, trusted
 from core.models.config import ModelConfig
 from core.models.parallel import layer_weights
@@ -48,3 +49,13 @@ def test_a_measurement_far_from_the_weights_is_cut_back() -> None:
     expected = 64 * 1000 / layer_weights(model)[0]  # in layers
     for given, believed in ((0.01, expected / 2), (expected, expected), (99.0, expected * 2)):
         assert trusted(model, [1.0] * 4, given) == pytest.approx(believed)
+
+
+def test_the_first_stage_has_the_turn_of_each_step_beside_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_costs, "measured_costs", lambda *given: ([2e-4] * 30, 0.0, 0.0))
+    monkeypatch.setattr(stage_costs, "trusted", lambda model, layers, after: after)
+    source = open_weights(family_folder(tmp_path / "m", VARIANTS["qwen3"]))
+    runs = measured_stages(Plan(pp=2), source, select("cpu", torch.float32))
+    assert [len(run) for run in runs] == [14, 16]

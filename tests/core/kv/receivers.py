@@ -102,8 +102,9 @@ class Mooncake:
 def _mooncake() -> Mooncake:
     needed_mooncake()
     engine = mooncake.Engine(mooncake.start("127.0.0.1"), "127.0.0.1")
-    source = source_memory(ExitStack())
-    return Mooncake(engine, source, mooncake.MooncakeCarrier(engine, source, Words()))
+    source, words = source_memory(ExitStack()), Words()
+    base = engine.register(memoryview(words.memory))
+    return Mooncake(engine, source, mooncake.MooncakeCarrier(engine, source, words, base))
 
 
 def source_memory(stack: ExitStack) -> PoolMemory:

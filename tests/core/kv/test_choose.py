@@ -16,7 +16,7 @@ from core.errors import ConfigError, TransferFailed
 from core.kv.handoff import Incoming, Phase
 from core.kv.shards import endpoints
 from core.kv.ticket import Endpoint, Offer, PieceKey, Ticket, new_ticket_id
-from core.kv.transports import shared
+from core.kv.transports import mooncake, shared
 from core.kv.transports.base import MOONCAKE, SHARED_MEMORY, TCP, TCP_TLS, Arrival, Shipment
 from core.kv.transports.choose import ChoosingCarrier, ways
 from core.kv.transports.one_sided_send import OneSidedShipment
@@ -208,3 +208,36 @@ def test_a_node_without_mooncakes_engine_says_so_before_it_loads_anything(
     check(KINDS)
     with pytest.raises(ConfigError, match=r"transport mooncake: .*\[mooncake\]"):
         check((TCP, MOONCAKE))
+
+
+class RawEngine:
+    """Mooncake's, as far as it registers: nothing may be registered twice."""
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[int, int]] = []
+
+    def get_rpc_port(self) -> int:
+        return 1
+
+    def register_memory(self, address: int, size: int) -> int:
+        apart = all(address + size <= a or a + s <= address for a, s in self.registered)
+        self.registered.append((address, size))
+        return 0 if apart else -1
+
+
+def test_a_node_of_several_pools_shows_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = RawEngine()
+    monkeypatch.setattr(mooncake, "start", lambda host: raw)
+
+    async def go() -> None:
+        with ExitStack() as stack:
+            ways = Ways("127.0.0.1", (SHARED_MEMORY, TCP, MOONCAKE), clock=time.monotonic)
+            stack.callback(ways.close)
+            for _ in range(2):
+                ways.carrier(source_memory(stack))
+            assert len(raw.registered) == 3, "the words, and each pool"
+            kinds = [offer.kind for offer in ways.landing.offers]
+            assert kinds == [SHARED_MEMORY, TCP, MOONCAKE]
+            assert ways.landing.address == ways.landing.offers[1].address
+
+    asyncio.run(go())

@@ -20,7 +20,7 @@ from core.kv.handoff import Failure
 from core.kv.shards import PoolMemory, endpoints
 from core.kv.ticket import PieceKey
 from core.kv.transports import shared
-from core.kv.transports.base import SHARED_MEMORY, Piece, Span
+from core.kv.transports.base import MOONCAKE, SHARED_MEMORY, Piece, Span
 from core.kv.transports.mooncake import SLOT_BYTES, MooncakeReader, fetches
 from core.kv.transports.one_sided import Reader
 from core.kv.transports.one_sided_send import digest_of
@@ -177,6 +177,24 @@ def test_a_source_that_speaks_of_foreign_memory_ends_the_transfer() -> None:
 
     for rank, offset in ((1, 0), (0, GEOMETRY.pool_bytes - 16), (0, -16)):
         asyncio.run(go(rank, offset))
+
+
+@pytest.mark.parametrize("kind", [SHARED_MEMORY, MOONCAKE])
+def test_spans_that_make_no_sense_end_the_transfer(kind: str) -> None:
+    """Their sum is right; one of them runs backwards."""
+
+    async def go() -> None:
+        async with receiver(kind) as side:
+            shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
+            good = side.pieces()[0]
+            bad = Piece(good.key, good.parts, (Span(0, 64, -32), Span(0, 0, good.size + 32)))
+            with pytest.raises(TransferFailed, match="protocol"):
+                await send_all(shipment, [bad])
+            await shipment.close()
+            assert side.incoming.failure is Failure.PEER_LOST
+            assert not any(side.memory)
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize(

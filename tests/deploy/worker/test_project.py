@@ -50,7 +50,7 @@ def test_every_example_can_be_begun_with(
 
 def test_what_cannot_be_begun_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="there are: .*chat-typescript"):
+    with pytest.raises(ConfigError, match=r"there are: .*chat-typescript"):
         create("mine", "nothing")
     with pytest.raises(WorkerRefused, match="no name of a Worker"):
         create("My_Worker", "chat-typescript")
@@ -122,7 +122,7 @@ def test_where_a_worker_is(tmp_path: Path) -> None:
              "routes": ["w.org/*"], "triggers": {"crons": ["* * * * *"]}}
         )
     )  # fmt: skip
-    (tmp_path / "e.py").write_text("")
+    (tmp_path / "e.py").write_text("def on_fetch(request, env, ctx): ...\n")
     bundle = build(read(find(tmp_path))).bundle
     edge = EdgePage(edge="e", url="http://127.0.0.1:87", version="1", domain="d.org", languages=())
     assert list(addresses(bundle, [edge])) == [

@@ -184,8 +184,11 @@ def test_a_python_project_is_its_files(tmp_path: Path) -> None:
     ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x = 1\n")
+        path.write_text("def on_fetch(request, env, ctx): ...\n")
     project = read(file)
     assert project.language == "python"
     modules, _, _ = _python(project)
     assert [one.name for one in modules] == ["entry.py", "lib/util.py"]
+    (tmp_path / "src" / "entry.py").write_text("import torch\n")
+    with pytest.raises(ConfigError, match=r"(?s)cannot be served.*torch"):
+        _python(project)

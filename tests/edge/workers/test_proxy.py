@@ -170,6 +170,7 @@ async def test_a_caller_that_leaves_early_is_told_too(folder: Path) -> None:
         asking.cancel()
         async with asyncio.timeout(10):
             await left.wait()
+        assert asking.cancelled()
 
 
 async def test_what_goes_wrong_is_named(folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from core.config_workers import Workers
 from core.errors import WorkerRefused
 from edge.workers.bundle import Module, check_name, digest_of, pack, unpack, version_of
-from edge.workers.capnp import Embed, Word, quoted, render
+from edge.workers.capnp import Embed, Value, Word, quoted, render
 from edge.workers.cron import read_cron
 from edge.workers.logs import BURST_BYTES, LINES, Budget, LogBook
 from edge.workers.output import Reader
@@ -141,7 +141,10 @@ def test_output_becomes_lines_with_the_places_of_sources() -> None:
     places = SourceMap(json.dumps({"sources": ["src/a.ts"], "mappings": "AAAA"}).encode())
     book = LogBook()
     reader = Reader(book, "v", "mark", "worker.js", places)
-    run = {"outcome": "exception", "exceptions": [{"name": "E", "stack": "at worker.js:1:7"}]}
+    run = {
+        "outcome": "exception",
+        "exceptions": [{"name": "E", "stack": "at file:///bundle/worker.js:1:7"}],
+    }
     for line in (
         {"level": "log", "message": "hello"},
         {"level": "error", "message": "bad\n  at f (worker.js:1:3)\nstack: /opt/workerd@1"},
@@ -221,7 +224,7 @@ def test_texts_are_quoted(text: str) -> None:
 
 
 def test_values_are_rendered() -> None:
-    value = {"a": "x", "b": [True, 1], "c": {"d": Embed("f.js")}, "e": Word("void")}
+    value: Value = {"a": "x", "b": [True, 1], "c": {"d": Embed("f.js")}, "e": Word("void")}
     assert render(value) == '(a = "x", b = [true, 1], c = (d = embed "f.js"), e = void)'
 
 

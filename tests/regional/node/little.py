@@ -257,12 +257,24 @@ class _Outbox:
         asyncio.get_running_loop().call_soon(self._arrive, message)
 
     def _arrive(self, message: pb.NodeMessage) -> None:
-        if not self._session.ended:
-            self._node.region.router.received(self._session, message)
+        region = self._node.region
+        if region.unheard is not None:
+            region.unheard.append(partial(self._arrive, message))
+        elif not self._session.ended:
+            region.router.received(self._session, message)
 
 
 class LittleRegion:
     """See `little_region`."""
+
+    def router_stops(self) -> None:
+        """It hears nothing until `router_wakes`."""
+        self.unheard = []
+
+    def router_wakes(self) -> None:
+        unheard, self.unheard = self.unheard or [], None
+        for message in unheard:
+            message()
 
     def router_dies(self) -> None:
         """Its sessions end; who asked it hears nothing more."""
@@ -273,6 +285,7 @@ class LittleRegion:
     def __init__(self, nodes: Sequence[tuple[str, str]]) -> None:
         world = parse(topology(nodes))
         self.steps = Steps()
+        self.unheard: list[Callable[[], None]] | None = None
         self.serials = itertools.count(1)
         self.nodes: dict[str, LittleNode] = {}
         self.router = Router(

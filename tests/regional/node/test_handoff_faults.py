@@ -13,6 +13,7 @@ import pytest
 
 from core.events import Accepted, Delta, Done, Event, Fault, Moved
 from regional.placement import Placement
+from tests.regional.node.desk import Desk, answer_text, reserve, work
 from tests.regional.node.little import LittleRegion, little_region
 from tests.regional.node.little_parts import direct, pulling, split
 
@@ -94,7 +95,12 @@ def router_dies(region: LittleRegion, party: str, asking: asyncio.Task[list[Even
     asking.cancel()
 
 
-STRIKES: tuple[Strike, ...] = (kill, stop, stop_and_lose, cut, leave, router_dies)
+def router_stops(region: LittleRegion, party: str, asking: asyncio.Task[list[Event]]) -> None:
+    region.router_stops()
+    asyncio.get_running_loop().call_later(STOPPED_S, region.router_wakes)
+
+
+STRIKES: tuple[Strike, ...] = (kill, stop, stop_and_lose, cut, leave, router_dies, router_stops)
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,31 @@ def test_a_fault_at_many_steps(plan: Plan) -> None:
     assert ends["kill ok"] > 0
     assert ends["stop ok"] > 0
     assert ends["leave left"] > 0
+
+
+def test_a_pool_full_of_reservations_comes_home_with_their_leases() -> None:
+    async def go() -> None:
+        async with little_region(
+            ("s", "decode"), ("d", "decode"), ("p", "prefill"), lease_s=LEASE_S, blocks=40
+        ) as region:
+            fresh = await region.answer(PROMPT, direct("s"))
+            node, desk = region.nodes["d"], Desk()
+            node.front.session_opened(desk)
+            for number in range(6):  # whose senders never come; five fit
+                given = work([number] * 120)
+                node.front.handle(reserve(f"x{number}", given), desk)
+            refused = await desk.failed("x5")
+            assert (refused.stage, refused.code) == ("reserve", "no_capacity")
+            assert node.rank.used == 40
+            answered = await region.answer(PROMPT, split("p", "d"))
+            assert answer_text(answered) == answer_text(fresh)
+            for number in range(5):
+                assert "expired" in (await desk.failed(f"x{number}")).message
+            await region.settled()
+            assert answer_text(await region.answer(PROMPT, split("p", "d"))) == answer_text(fresh)
+            node.front.session_closed(desk)
+
+    asyncio.run(go())
 
 
 @pytest.mark.soak

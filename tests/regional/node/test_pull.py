@@ -12,6 +12,7 @@ from core.engine import messages as m
 from core.engine.lending_messages import Adopt, Import
 from core.engine.plan import SequenceId
 from core.errors import TransferFailed
+from core.events import Moved
 from core.kv.ticket import Ticket, model_digest
 from core.kv.transports.base import Piece, Shipment
 from core.kv.transports.tcp_send import TcpCarrier, TcpShipment
@@ -115,6 +116,23 @@ def test_a_start_of_a_window_is_of_no_use() -> None:
         assert not any("open" in one for one in region.steps.labels)
 
     in_a_region(test, window=40)
+
+
+def test_the_ticket_of_a_hand_off_lives_as_long_as_the_pull_before_it() -> None:
+    async def test(region: LittleRegion) -> None:
+        fresh = ids_of(await region.answer(PROMPT, direct("s")))
+
+        async def slowly(shipment: Shipment, piece: Piece) -> None:
+            await asyncio.sleep(0.08)  # nine of them: three leases; the time is what is under test
+            await shipment.send([piece])
+
+        region.nodes["s"].meddle = slowly
+        events = await region.answer(PROMPT, split("p", "d", pulling("s", 9)))
+        assert ids_of(events) == fresh
+        assert cached_of(events) == 144
+        assert len([one for one in events if isinstance(one, Moved)]) == 0
+
+    in_a_region(test, lease_s=0.24)
 
 
 def test_a_silent_source_is_not_waited_for() -> None:
@@ -242,7 +260,8 @@ def test_what_is_being_sent_is_not_given_to_others() -> None:
         assert ids_of(events) == fresh
         assert cached_of(events) == 144
         source.meddle = send_as_it_is
-        await region.answer(OTHER * 3, direct("s"), max_tokens=2)
+        for number in range(4):
+            await region.answer(OTHER[number:] * 3, direct("s"), max_tokens=2)
         assert cached_of(await region.answer(PROMPT, direct("s"))) == 0, "it was crowded indeed"
 
     in_a_region(test, blocks=40)

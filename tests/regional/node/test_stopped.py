@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -152,3 +153,30 @@ def test_a_node_that_wakes_after_its_lease_spoils_no_answer(tmp_path: Path, ways
         reader=f'transports = ["{ways}"]\nmax_step_tokens = 16',
         writer=f'transports = ["{ways}"]',
     )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_is_stopped_whenever_and_for_however_long(kind: str, seed: int) -> None:
+    """The source reuses its blocks as soon as its part is over, one way or the other."""
+
+    async def go() -> None:
+        chance = random.Random(f"{kind} {seed}")
+        async with peer("receiver", kind) as receiver, peer("source", kind) as source:
+            ticket = msgspec.convert(await receiver.ask("expect 30 -1"), Ticket)
+            assert await source.ask(f"open {impatient(ticket, LEASE_S)}") == ""
+            source.say(f"send 0 {BLOCKS}")
+            source.say("finish")
+            source.say("close")
+            receiver.say("outcome")
+            await asyncio.sleep(chance.uniform(0, 0.02))
+            who = chance.choice((receiver, source)).process.pid
+            os.kill(who, signal.SIGSTOP)
+            await asyncio.sleep(chance.choice((0.05, 2 * LEASE_S)))
+            os.kill(who, signal.SIGCONT)
+            told = [await source.hear() for _ in range(3)]
+            end = await receiver.hear()
+            assert end["wrong"] == []
+            assert end["ready"] or any(told[:2]), "a transfer that failed is told to its source"
+
+    asyncio.run(go())

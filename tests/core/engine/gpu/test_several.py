@@ -204,7 +204,8 @@ def test_a_step_has_ended_when_it_has_on_all_devices(late: int, folders: dict[st
         step = StepPlan(1, (row(prompt(32), 0, (1, 2), None),))
         handle = node.leaders[0].submit(step)
         assert devices[late].waited.wait(20)
-        assert not handle.done()
+        with pytest.raises(TimeoutError):
+            handle.result(0.3)
         devices[late].gate.set()
         assert handle.result(20).rows[0].error is None
 
