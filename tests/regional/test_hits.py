@@ -30,7 +30,7 @@ async def asked(here: Here, node: FakeNode, *, cached: int, request_id: str = "r
 
 
 def told(here: Here) -> PromptTokens:
-    rates = here.app.publisher.snapshot().prompts
+    rates = here.app.publisher.snapshot().more.prompts
     page = here.app._rendered().decode()
     for kind in ("all", "reusable", "routed", "delivered"):
         line = f'skerry_router_prompt_tokens_total{{kind="{kind}"}} {float(getattr(rates, kind))}'

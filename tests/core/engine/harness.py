@@ -350,8 +350,9 @@ class Front:
             watched.stage = "parting" if given.tokens else "moved"
             tokens = (*watched.spec.token_ids, *watched.spec.output_ids, *watched.tokens)
             content = fill_blocks(GROUP, tokens[: given.tokens])
-            for index, block in enumerate(given.blocks[0] if given.tokens else ()):
-                assert self.read_block(block) == content[index]
+            if given.tokens:
+                assert [self.read_block(block) for block in given.blocks[0]] == content
+                self._check_window(given.blocks, given.tokens, content)
             if watched.computed is None:
                 assert given.computed_tokens == watched.counted
                 watched.computed = given.computed_tokens

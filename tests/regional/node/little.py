@@ -267,25 +267,11 @@ class _Outbox:
 class LittleRegion:
     """See `little_region`."""
 
-    def router_stops(self) -> None:
-        """It hears nothing until `router_wakes`."""
-        self.unheard = []
-
-    def router_wakes(self) -> None:
-        unheard, self.unheard = self.unheard or [], None
-        for message in unheard:
-            message()
-
-    def router_dies(self) -> None:
-        """Its sessions end; who asked it hears nothing more."""
-        for node in self.nodes.values():
-            if node.session is not None:
-                node.session.end("killed by the test")
-
     def __init__(self, nodes: Sequence[tuple[str, str]]) -> None:
+        self.unheard: list[Callable[[], None]] | None = None
+        """What a stopped router has not heard."""
         world = parse(topology(nodes))
         self.steps = Steps()
-        self.unheard: list[Callable[[], None]] | None = None
         self.serials = itertools.count(1)
         self.nodes: dict[str, LittleNode] = {}
         self.router = Router(
@@ -305,6 +291,21 @@ class LittleRegion:
         )
         self.router.dispatcher = self.dispatcher
         self._ids = itertools.count(1)
+
+    def router_stops(self) -> None:
+        """It hears nothing until `router_wakes`."""
+        self.unheard = []
+
+    def router_wakes(self) -> None:
+        unheard, self.unheard = self.unheard or [], None
+        for message in unheard:
+            message()
+
+    def router_dies(self) -> None:
+        """Its sessions end; who asked it hears nothing more."""
+        for node in self.nodes.values():
+            if node.session is not None:
+                node.session.end("killed by the test")
 
     async def answer(
         self, prompt: str, placed: Placement | None = None, *, max_tokens: int = 8

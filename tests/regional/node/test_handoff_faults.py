@@ -213,15 +213,15 @@ def test_a_pool_full_of_reservations_comes_home_with_their_leases() -> None:
             fresh = await region.answer(PROMPT, direct("s"))
             node, desk = region.nodes["d"], Desk()
             node.front.session_opened(desk)
-            for number in range(6):  # whose senders never come; five fit
+            for number in range(5):  # whose senders never come; four fit
                 given = work([number] * 120)
                 node.front.handle(reserve(f"x{number}", given), desk)
-            refused = await desk.failed("x5")
+            refused = await desk.failed("x4")
             assert (refused.stage, refused.code) == ("reserve", "no_capacity")
-            assert node.rank.used == 40
+            assert node.rank.used == 32
             answered = await region.answer(PROMPT, split("p", "d"))
             assert answer_text(answered) == answer_text(fresh)
-            for number in range(5):
+            for number in range(4):
                 assert "expired" in (await desk.failed(f"x{number}")).message
             await region.settled()
             assert answer_text(await region.answer(PROMPT, split("p", "d"))) == answer_text(fresh)
