@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from core.errors import Draining, IncompleteStream, RegionUnavailable, RequestError
 from core.events import Accepted, Delta, Event, Fault, Moved
 from core.prefix import ID_BYTES
-from core.status import PromptTokens, RegionPrefixes, RegionStatus, Told
+from core.status import PromptTokens, RegionMore, RegionPrefixes, RegionStatus, Told
 from core.types import GenerateRequest, RequestId
 from edge.region_client import RegionClient
 
@@ -151,11 +151,14 @@ def together(statuses: Sequence[RegionStatus]) -> RegionStatus:
         queued=sum(one.queued for one in statuses),
         active=sum(one.active for one in statuses),
         draining=all(one.draining for one in statuses),
-        prompts=PromptTokens(
-            **{
-                name: sum(getattr(one.prompts, name) for one in statuses)
-                for name in PromptTokens.__struct_fields__
-            }
+        more=RegionMore(
+            prompts=PromptTokens(
+                **{
+                    name: sum(getattr(one.more.prompts, name) for one in statuses)
+                    for name in PromptTokens.__struct_fields__
+                }
+            ),
+            weight=max(one.more.weight for one in statuses),
         ),
     )
 

@@ -16,6 +16,7 @@ from core.status import (
     ModelStatus,
     NodeStatus,
     RankStatus,
+    RegionMore,
     RegionPrefixes,
     RegionStatus,
     TierStatus,
@@ -253,9 +254,8 @@ def region_status(
         queue_s=queue_s,
         queued=queued,
         active=active,
-        prompts=hits.told,
         kv_used=fullest_pool(known),
         draining=draining or orders.resting,
         release=release,
-        weight=orders.weight,
+        more=RegionMore(prompts=hits.told, weight=orders.weight),
     )

@@ -39,8 +39,8 @@ class Size:
     rounds: int
 
 
-FULL = Size(40, 5, 8, splitting.BUDGETS, 1500, 3)
-QUICK = Size(12, 4, 4, (64, 256), 400, 1)
+FULL = Size(40, 5, 6, splitting.BUDGETS, 1500, 3)
+QUICK = Size(12, 4, 3, (16, 64), 400, 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

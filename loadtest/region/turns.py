@@ -108,8 +108,9 @@ async def _replay(regions: list[Region], conversations: int, turns: int) -> Repl
             )
     told: dict[str, int] = {}
     for one in regions:
-        prompts = one.status()["prompts"]
-        assert isinstance(prompts, dict), "a status page tells of prompts"
+        more = one.status()["more"]
+        assert isinstance(more, dict), "a status page tells of prompts"
+        prompts: dict[str, int] = more["prompts"]
         for kind, tokens in prompts.items():
             told[kind] = told.get(kind, 0) + tokens
     return Replay(firsts, told)
