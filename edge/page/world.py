@@ -153,8 +153,8 @@ def story_card(story: Story) -> StoryCard:
 
 def _tokens(statuses: list[RegionStatus]) -> Tokens:
     return Tokens(
-        all=sum(one.prompts.all for one in statuses),
-        reusable=sum(one.prompts.reusable for one in statuses),
-        routed=sum(one.prompts.routed for one in statuses),
-        delivered=sum(one.prompts.delivered for one in statuses),
+        all=sum(one.more.prompts.all for one in statuses),
+        reusable=sum(one.more.prompts.reusable for one in statuses),
+        routed=sum(one.more.prompts.routed for one in statuses),
+        delivered=sum(one.more.prompts.delivered for one in statuses),
     )

@@ -102,6 +102,6 @@ class SeenRegion:
             drained_s=drained_s,
             ramp=heard.recovery.ramp(now),
             returned=heard.recovery.returned(now),
-            weight=(heard.status.weight if heard.status else 0) or self._weight,
+            weight=(heard.status.more.weight if heard.status else 0) or self._weight,
             at=now,
         )

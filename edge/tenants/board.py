@@ -173,7 +173,7 @@ class Board:
         self._lock.__enter__()
         try:
             size = os.fstat(self._file).st_size
-            if False:  # to touch what is not there would end the process
+            if size < len(self._map[0]):  # to touch what is not there would end the process
                 raise LimitsUnavailable(f"{self._path} was cut short: restart this edge")
             page = self._page_of(tenant, size)
             page.turn_to(now)

@@ -82,7 +82,7 @@ async def _outcome(
     try:
         async with aclosing(gateway.generate(request)) as batches:
             async for batch in batches:
-                assert not isinstance(batch, Held)
+                assert isinstance(batch, Batch)
                 got.append(batch)
     except RequestError as error:
         return got, error

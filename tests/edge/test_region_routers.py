@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from core.errors import Draining, IncompleteStream, RegionUnavailable
 from core.events import Accepted, Event, Fault, Moved
-from core.status import PromptTokens, RegionPrefixes, RegionStatus, Told
+from core.status import PromptTokens, RegionMore, RegionPrefixes, RegionStatus, Told
 from core.types import GenerateRequest, RegionName, RequestId
 from edge.region_client import HttpRegionClient, new_session
 from edge.region_routers import ManyRouters, together
@@ -110,11 +110,17 @@ async def test_the_region_is_lost_when_none_is_heard_and_not_before() -> None:
 
 def test_what_they_say_is_put_together() -> None:
     one = replace(
-        status_of("eu"), queued=1, queue_s=0.5, prompts=PromptTokens(delivered=10), draining=True
+        status_of("eu"),
+        queued=1,
+        queue_s=0.5,
+        more=RegionMore(prompts=PromptTokens(delivered=10)),
+        draining=True,
     )
-    two = replace(status_of("eu"), queued=2, queue_s=1.0, prompts=PromptTokens(delivered=20))
+    two = replace(
+        status_of("eu"), queued=2, queue_s=1.0, more=RegionMore(prompts=PromptTokens(delivered=20))
+    )
     whole = together([one, two])
-    assert (whole.queued, whole.queue_s, whole.prompts.delivered) == (3, 1.5, 30)
+    assert (whole.queued, whole.queue_s, whole.more.prompts.delivered) == (3, 1.5, 30)
     assert not whole.draining
     assert whole.nodes == one.nodes
 

@@ -94,5 +94,5 @@ async def test_metrics_have_both_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["collector:4318", "grpc://collector", "http://"])
 def test_an_endpoint_is_a_url(url: str) -> None:
-    with pytest.raises(ConfigError, match="observe.otlp"):
+    with pytest.raises(ConfigError, match=r"observe\.otlp"):
         parse(f'version = 1\nmodels = {{}}\nedges = []\nregions = []\n[observe]\notlp = "{url}"\n')

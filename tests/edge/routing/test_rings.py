@@ -1,6 +1,6 @@
 """The ring follows the weights that regions tell, and is built anew only for a change."""
 
-from core.status import RegionStatus
+from core.status import RegionMore, RegionStatus
 from core.types import ModelName, RegionName
 from edge.routing.rings import Rings
 from edge.routing.seen import Heard, SeenRegion
@@ -14,7 +14,9 @@ def view(weight: int | None) -> RegionView:
     """Of `eu` in the topology's weight 100, with an order for another."""
     heard = Heard()
     if weight is not None:
-        heard.take(RegionStatus(region=EU, epoch="e", sequence=1, weight=weight), now=0.0)
+        heard.take(
+            RegionStatus(region=EU, epoch="e", sequence=1, more=RegionMore(weight=weight)), now=0.0
+        )
     return SeenRegion(EU, 0.01, MODELS, 100, heard).view(0.0)
 
 
