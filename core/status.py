@@ -107,6 +107,15 @@ class PromptTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Computed by nobody for that request."""
 
 
+class RegionMore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came to the frame later, in one field: with more than fifteen its map would have another
+    head."""
+
+    prompts: PromptTokens = PromptTokens()
+    weight: int = 0
+    """On the edges' rings, by order of the operator; 0: as the topology has it."""
+
+
 class RegionStatus(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="status", tag_field="kind"
 ):
@@ -128,9 +137,7 @@ class RegionStatus(
     """Share of KV blocks held by sequences, of the fullest decode pool."""
     draining: bool = False
     release: str = ""
-    prompts: PromptTokens = PromptTokens()
-    weight: int = 0
-    """On the edges' rings, by order of the operator; 0: as the topology has it."""
+    more: RegionMore = RegionMore()
 
 
 class RegionPrefixes(

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import pytest
 
-
 _PACKAGES = {"bwrap": "bubblewrap", "promtool": "prometheus"}
 """Of programs that are not called like their package."""
 

@@ -90,7 +90,7 @@ def test_a_weight_moves_prompts(world: LocalWorld, said: list[str]) -> None:
     weigh(world.world, "eu", 1, say=said.append)
     assert "weight 1" in said[-1]
     page = region_status(world, "eu")
-    assert page["weight"] == 1
+    assert page["more"]["weight"] == 1
     with pytest.raises(ConfigError, match="only regions have a weight"):
         weigh(world.world, "ams", 1, say=said.append)
 

@@ -90,7 +90,7 @@ def asked(world: LocalWorld, prompts: list[str]) -> list[Answer]:
 def test_both_routers_answer_and_each_knows_what_the_nodes_hold(paired: LocalWorld) -> None:
     assert until(lambda: alive(paired))
     prompts = [f"{n}: " + "gulls over the harbour. " * 30 for n in range(4)]
-    before = [status["prompts"]["all"] for status in statuses(paired)]
+    before = [status["more"]["prompts"]["all"] for status in statuses(paired)]
     for answer, prompt in zip(asked(paired, prompts), prompts, strict=True):
         assert answer.text == prompt
     again = [ask(paired.edges["edge"], completion(prompt, max_tokens=3)) for prompt in prompts]
@@ -99,7 +99,7 @@ def test_both_routers_answer_and_each_knows_what_the_nodes_hold(paired: LocalWor
         tokens = answer.usage["prompt_tokens"]
         cached = answer.usage["prompt_tokens_details"]["cached_tokens"]
         assert cached == (tokens - 1) // 16 * 16
-    after = [status["prompts"]["all"] for status in statuses(paired)]
+    after = [status["more"]["prompts"]["all"] for status in statuses(paired)]
     assert all(late > early for early, late in zip(before, after, strict=True))
 
 

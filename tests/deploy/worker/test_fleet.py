@@ -1,0 +1,103 @@
+"""All edges or none: what is asked of each, whoever fails at which step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+import pytest
+
+from deploy.worker.fleet import Admin, Fleet, FleetError
+from edge.workers.admin_pages import EdgePage, Staged
+
+PAGE = EdgePage(edge="e", url="http://e", version="1", domain="localhost", languages=())
+
+
+@dataclass
+class Edge:
+    """An admin interface in memory. `fails`: method and last part of the path that it refuses."""
+
+    name: str
+    version: str = "v1"
+    fails: tuple[str, str] = ("", "")
+    down: bool = False
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def admin(self) -> Admin:
+        return Admin(self.name, f"http://{self.name}", httpx.Client(transport=self._transport()))
+
+    def _transport(self) -> httpx.MockTransport:
+        return httpx.MockTransport(self._answer)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if self.down:
+            raise httpx.ConnectError("refused")
+        path = request.url.path.removeprefix("/admin/v1")
+        if path == "/edge":
+            return httpx.Response(200, content=msgspec.json.encode(PAGE))
+        what = (request.method, path.removeprefix("/workers/w"))
+        self.asked.append(what)
+        if self.fails == (request.method, what[1].split("/")[1]):
+            return httpx.Response(400, json={"error": {"message": "no such luck"}})
+        if "staged" in path and request.method != "DELETE":
+            return httpx.Response(200, content=msgspec.json.encode(Staged(self.version)))
+        return httpx.Response(204)
+
+
+Act = Callable[[Fleet], str]
+ACTS: list[Act] = [
+    lambda fleet: fleet.deploy("w", b"bundle", tenant="t"),
+    lambda fleet: fleet.rollback("w", None),
+]
+
+
+def short(edge: Edge) -> list[tuple[str, str]]:
+    return [(method, path.split("/")[1]) for method, path in edge.asked]
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_all_stage_before_one_changes_over(act: Act) -> None:
+    edges = [Edge("a"), Edge("b")]
+    assert act(Fleet([one.admin() for one in edges])) == "v1"
+    for edge in edges:
+        assert [part for _, part in short(edge)] == ["staged", "active"]
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_edge_that_is_down_is_named_before_anything_is_asked(act: Act) -> None:
+    edges = [Edge("a"), Edge("b", down=True), Edge("c", down=True)]
+    with pytest.raises(FleetError, match=r"'b' does not answer.*'c' does not.*Nothing was changed"):
+        act(Fleet([one.admin() for one in edges]))
+    assert edges[0].asked == []
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+def test_one_that_refuses_the_version_leaves_the_others_as_they_were(act: Act, method: str) -> None:
+    edges = [Edge("a"), Edge("b", fails=(method, "staged"))]
+    staging = "PUT" if act is ACTS[0] else "POST"
+    if method != staging:
+        assert act(Fleet([one.admin() for one in edges])) == "v1"
+        return
+    with pytest.raises(FleetError, match=r"'b' refused: no such luck\. Nothing was changed"):
+        act(Fleet([one.admin() for one in edges]))
+    assert short(edges[0]) == [(staging, "staged"), ("DELETE", "staged")]
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_one_that_fails_to_change_over_takes_the_others_back(act: Act) -> None:
+    edges = [Edge("a"), Edge("b", fails=("POST", "active")), Edge("c")]
+    with pytest.raises(FleetError, match="no such luck"):
+        act(Fleet([one.admin() for one in edges]))
+    assert short(edges[0])[1:] == [("POST", "active"), ("DELETE", "active")]
+    assert short(edges[1])[1:] == [("POST", "active"), ("DELETE", "staged")]
+    assert short(edges[2])[1:] == [("DELETE", "staged")]
+
+
+def test_edges_that_differ_want_a_version_to_be_named() -> None:
+    edges = [Edge("a"), Edge("b", version="v2")]
+    with pytest.raises(FleetError, match="a: v1, b: v2"):
+        Fleet([one.admin() for one in edges]).rollback("w", None)
+    assert all(part != "active" for edge in edges for _, part in short(edge))
