@@ -132,6 +132,10 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
                 )
             if (why := refusal(node.parallel)) is not None:
                 yield Complaint((*path, "parallel"), f"node {node.name!r}: {why}")
+            if len(set(node.gpus)) < len(node.gpus):
+                yield Complaint((*path, "gpus"), f"node {node.name!r} names a CUDA device twice")
+            if node.gpus and node.device != "cuda":
+                yield Complaint((*path, "gpus"), f'node {node.name!r}: gpus need device = "cuda"')
             if node.host in ("0.0.0.0", "::"):
                 yield Complaint(
                     (*path, "host"),

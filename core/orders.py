@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,9 @@ import msgspec
 _log = logging.getLogger("skerry.orders")
 
 ORDERS_PATH = "/internal/v1/orders"
+RETIRE = signal.SIGUSR1
+"""To an edge of one process: another accepts from the same socket now. Finish what is here, for as
+long as it takes, refuse nothing, and end."""
 MOST_WEIGHT = 10_000
 
 

@@ -8,27 +8,26 @@ is started again.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import msgspec
-import psutil
 
 from core.config import Topology, World, load
 from core.errors import ConfigError
 from deploy import toml_write
+from deploy.fleet import Fleet, resident_mb, running
 from deploy.ports import resolve
-from deploy.process import PAUSES, Pauses, Process, Spec, describe_exit
+from deploy.process import PAUSES, Pauses, Process, describe_exit
 from deploy.ready import Probe, edge_urls, router_urls
+from deploy.specs import Makings
 from deploy.state import (
     FOLDER,
     Say,
-    StateFolder,
     claim,
     claim_any,
     folder_name,
@@ -37,16 +36,6 @@ from deploy.state import (
 
 START_S = 120.0
 """A world that is not ready after this has failed."""
-EDGE_GRACE_S = 6.0
-"""Answers may go on for so long once the world is to end."""
-GRACE_S = 3.0
-"""The same for routers and nodes, which have nothing to do once the edges are gone."""
-TELL_S = 1.5
-"""Then routers break off what runs, and edges have this long to tell their callers."""
-HURRY_S = 1.5
-"""From the second SIGTERM, which means now, to SIGKILL."""
-APART_S = 0.2
-"""Between two signals that are to be seen as two."""
 POLL_S = 0.1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,7 +47,7 @@ class LaunchFailed(ConfigError):
 class LocalWorld:
     """A running world. `world` holds the resolved topology and the state folder."""
 
-    def __init__(self, world: World, processes: Mapping[str, Process], logs: Path) -> None:
+    def __init__(self, world: World, processes: Fleet, logs: Path) -> None:
         self.world = world
         self.logs = logs
         self.edges = edge_urls(world.topology)
@@ -106,7 +95,7 @@ def run_world(
             if state
             else claim_any(root, folder_name(described.topology.name), say, marks)
         )
-        resolved = resolve(_self_contained(described))
+        resolved = resolve(self_contained(described), stack)
         for move in resolved.moves:
             say(str(move))
         path = folder.run / "topology.toml"
@@ -114,7 +103,8 @@ def run_world(
         world = load(path.resolve(), state=folder.path.resolve())
         for which in ("region", "fleet"):
             world.secret(which)  # made here once rather than by many processes at the same moment
-        processes = stack.enter_context(running(_specs(world, folder), say=say, pauses=pauses))
+        makings = Makings(folder.logs.resolve(), resolved.listeners)
+        processes = stack.enter_context(running(makings.all(world), say=say, pauses=pauses))
         _wait_until_ready(world.topology, processes, say, draw, start_s)
         for process in processes.values():
             process.revive = restart
@@ -140,16 +130,6 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def resident_mb(pid: int) -> int:
-    total = 0
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                total += one.memory_info().rss
-    return total // 1_000_000
-
-
 def _marks(topology: Topology) -> list[str]:
     """Files of a state folder that this topology names and that may be there before a first `up`:
     keys, and secrets shared with other machines."""
@@ -158,96 +138,13 @@ def _marks(topology: Topology) -> list[str]:
     return [part for one in (topology.access.keys, *files) for part in Path(one).parts[:1]]
 
 
-def _self_contained(world: World) -> Topology:
+def self_contained(world: World) -> Topology:
     """The topology without paths that hang on the place of its file."""
     models = {
         name: msgspec.structs.replace(model, source=world.model_source(name))
         for name, model in world.topology.models.items()
     }
     return msgspec.structs.replace(world.topology, models=models)
-
-
-def _specs(world: World, folder: StateFolder) -> list[Spec]:
-    base = ("--topology", str(world.path), "--state", str(world.state), "--name")
-    common = {"PYTHONUNBUFFERED": "1"}
-    topology = world.topology
-
-    def spec(name: str, kind: str, *command: str, **environment: str) -> Spec:
-        module, *words = command
-        return Spec(
-            name, kind, module, (*words, *base, name), common | environment,
-            folder.logs.resolve() / f"{name}.log",
-        )  # fmt: skip
-
-    routers = [
-        spec(name, "router", "regional", "router")
-        for region in topology.regions
-        for name, _ in region.doors
-    ]
-    nodes = [
-        # Threads of one node must not spin while another computes on the same cores.
-        spec(node.name, "node", "regional", "node",
-             OMP_NUM_THREADS=str(node.threads), OMP_WAIT_POLICY="PASSIVE")
-        for region in topology.regions
-        for node in region.nodes
-    ]  # fmt: skip
-    edges = [spec(edge.name, "edge", "edge") for edge in topology.edges]
-    return [*routers, *nodes, *edges]
-
-
-@contextmanager
-def running(
-    specs: Sequence[Spec], *, say: Say, pauses: Pauses = PAUSES
-) -> Iterator[Mapping[str, Process]]:
-    """All of `specs`, started; ended on the way out, whatever the way."""
-    link, lifeline = os.pipe()
-    started: dict[str, Process] = {}
-    try:
-        for spec in specs:
-            started[spec.name] = Process(spec, link=link, say=say, pauses=pauses)
-        yield started
-    finally:
-        _end_all(list(started.values()))
-        os.close(link)
-        os.close(lifeline)
-
-
-def _end_all(processes: list[Process]) -> None:
-    """Edges first: what they answer needs the others. Ctrl-C meanwhile ends all graces at once."""
-    hurried = False
-    while True:
-        try:
-            if not hurried:
-                _end_in_turn(processes)
-            for process in processes:
-                process.ask_to_end()
-            deadline = time.monotonic() + HURRY_S
-            for process in processes:
-                process.end(deadline)
-        except KeyboardInterrupt:
-            hurried = True
-        else:
-            return
-
-
-def _end_in_turn(processes: list[Process]) -> None:
-    """Who is late afterwards is to be asked once more, and was asked before."""
-    edges = [process for process in processes if process.spec.kind == "edge"]
-    others = [process for process in processes if process.spec.kind != "edge"]
-    late = _asked(edges, EDGE_GRACE_S)
-    if _asked(others, APART_S if late else GRACE_S) and late:
-        _asked(others, 0.0)  # now: a router tells its edges so, and they tell their callers
-        deadline = time.monotonic() + TELL_S
-        for process in late:
-            process.ended_by(deadline)
-
-
-def _asked(processes: list[Process], grace_s: float) -> list[Process]:
-    """Those that did not end within the grace."""
-    for process in processes:
-        process.ask_to_end()
-    deadline = time.monotonic() + grace_s
-    return [process for process in processes if not process.ended_by(deadline)]
 
 
 def _wait_until_ready(

@@ -1,21 +1,24 @@
 """Concrete addresses for a topology: port 0 becomes a free port, a busy port the next free one.
 
-Nothing is held open afterwards, so another program may take a port in between; the process that
-wanted it then ends at once and its launcher says so.
+The sockets of edges of one process are kept and handed on, so nobody can take their ports between
+the choice and the listening. The other ports are claimed among worlds (`port_claims`); should
+another program take one all the same, the process that wanted it says so and ends at once.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 
 import msgspec
 
 from core.address import split_address
-from core.config import Router, Topology
+from core.config import Edge, Router, Topology
 from core.errors import ConfigError
+from deploy.port_claims import Claims, shuffled
 
 TRIES = 200
 """Ports tried after a busy one."""
@@ -35,27 +38,46 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
+    """`listeners`: a listening socket for each edge of one process, by its name."""
+
     topology: Topology
     moves: tuple[Move, ...]
+    listeners: Mapping[str, socket.socket] = field(default_factory=dict)
 
 
-def resolve(topology: Topology) -> Resolved:
-    """Raises ConfigError when an address cannot be had at all."""
+def resolve(topology: Topology, kept: ExitStack | None = None) -> Resolved:
+    """With `kept`, claims and the edges' sockets last until it is closed; without, nothing does.
+    Raises ConfigError when an address cannot be had at all."""
     moves: list[Move] = []
+    listeners: dict[str, socket.socket] = {}
     with ExitStack() as held:  # all at once, so that no two get the same
+        claims = (held if kept is None else kept).enter_context(closing(Claims()))
 
-        def concrete(who: str, address: str) -> str:
+        def bound(who: str, address: str) -> tuple[str, socket.socket]:
             host, port = split_address(address)
-            probe = held.enter_context(_bind_near(host, port, who))
+            probe = _bind_near(host, port, who, claims)
             got = f"{host if ':' not in host else f'[{host}]'}:{probe.getsockname()[1]}"
             if port and got != address:
                 moves.append(Move(who, address, got))
+            return got, probe
+
+        def concrete(who: str, address: str) -> str:
+            got, probe = bound(who, address)
+            held.enter_context(probe)
+            return got
+
+        def door(edge: Edge) -> str:
+            got, listener = bound(f"edge {edge.name}", edge.listen)
+            if kept is None or edge.workers > 1:  # workers bind their sockets themselves
+                held.enter_context(listener)
+            else:
+                listeners[edge.name] = kept.enter_context(listener)
             return got
 
         edges = tuple(
             msgspec.structs.replace(
                 edge,
-                listen=concrete(f"edge {edge.name}", edge.listen),
+                listen=door(edge),
                 admin=edge.admin and concrete(f"admin of edge {edge.name}", edge.admin),
             )
             for edge in topology.edges
@@ -72,7 +94,8 @@ def resolve(topology: Topology) -> Resolved:
             )
             for region in topology.regions
         )
-    return Resolved(msgspec.structs.replace(topology, edges=edges, regions=regions), tuple(moves))
+    resolved = msgspec.structs.replace(topology, edges=edges, regions=regions)
+    return Resolved(resolved, tuple(moves), listeners)
 
 
 def refuse_unfixed(topology: Topology, path: str) -> None:
@@ -93,10 +116,12 @@ def refuse_unfixed(topology: Topology, path: str) -> None:
             )
 
 
-def _bind_near(host: str, port: int, who: str) -> socket.socket:
+def _bind_near(host: str, port: int, who: str, claims: Claims) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    last = min(port + TRIES, 65535) if port else 0
-    for candidate in range(port, last + 1):
+    last = min(port + TRIES, 65535)
+    for candidate in range(port, last + 1) if port else shuffled():
+        if not claims.take(candidate):
+            continue
         probe = socket.socket(family, socket.SOCK_STREAM)
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -108,4 +133,5 @@ def _bind_near(host: str, port: int, who: str) -> socket.socket:
                 raise ConfigError(f"{who}: cannot listen on {host}: {error.strerror}") from error
         else:
             return probe
-    raise ConfigError(f"{who}: no free port on {host} from {port} to {last}")
+    where = f"from {port} to {last}" if port else "at all"
+    raise ConfigError(f"{who}: no free port on {host} {where}")

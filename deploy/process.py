@@ -9,27 +9,28 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.orders import RETIRE
 from core.pauses import PAUSES, Pauses
+from deploy.releases import Release, own
 
 __all__ = ["PAUSES", "Pauses", "Process", "Spec", "describe_exit", "with_sources"]
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG_EXIT = 2
 """Exit code of a process that refuses its configuration: starting it again cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run. `kind` is edge, router or node."""
+    """What to run. `kind` is edge, router or node; `listeners` are sockets that it inherits, by
+    their descriptors, and that its arguments name."""
 
     name: str
     kind: str
@@ -37,6 +38,8 @@ class Spec:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     log: Path
+    listeners: tuple[int, ...] = ()
+    release: Release = field(default_factory=own)
 
 
 def describe_exit(code: int) -> str:
@@ -51,27 +54,34 @@ def describe_exit(code: int) -> str:
 
 def with_sources() -> dict[str, str]:
     """Our environment, in which Python finds the modules of this project first."""
-    places = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    return own().environment()
 
 
 class Process:
-    """`link` is the pipe end that tells the child when the launcher is gone (deploy.child)."""
+    """`link` is the pipe end that tells the child when the launcher is gone (deploy.child). The log
+    is begun anew unless `append`."""
 
     def __init__(
-        self, spec: Spec, *, link: int, say: Callable[[str], None], pauses: Pauses = PAUSES
+        self,
+        spec: Spec,
+        *,
+        link: int,
+        say: Callable[[str], None],
+        pauses: Pauses = PAUSES,
+        append: bool = False,
     ) -> None:
         self.spec = spec
         self.exit_code: int | None = None
         """Set once the process has ended for good."""
         self.revive = False
         """Whether an end that nobody asked for is answered with a new start."""
+        self.since = time.time()
         self._link = link
         self._say = say
         self._pauses = pauses
         self._stopping = threading.Event()
         self._swap = threading.Lock()
-        self._popen = self._spawn("wb")
+        self._popen = self._spawn("ab" if append else "wb")
         self._watcher = threading.Thread(target=self._watch, name=f"watch-{spec.name}")
         self._watcher.start()
 
@@ -90,9 +100,11 @@ class Process:
 
     def ask_to_end(self) -> None:
         """Asked a second time it is to end now."""
-        self._stopping.set()
-        with self._swap:
-            self._popen.send_signal(signal.SIGTERM)  # does nothing once the process was waited for
+        self._ask(signal.SIGTERM)
+
+    def retire(self) -> None:
+        """To an edge that another process stands beside: it ends with its last answer."""
+        self._ask(RETIRE)
 
     def ended_by(self, deadline: float) -> bool:
         """Wait for the end asked for until `deadline` (monotonic)."""
@@ -106,17 +118,24 @@ class Process:
             self._kill_group()
         self._watcher.join()
 
+    def _ask(self, number: signal.Signals) -> None:
+        self._stopping.set()
+        with self._swap:
+            self._popen.send_signal(number)  # does nothing once the process was waited for
+
     def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "deploy.child", str(self._link), self.spec.module]
+        release = self.spec.release
+        command = [release.python, "-m", "deploy.child", str(self._link), self.spec.module]
         with self.spec.log.open(mode) as log:
             return subprocess.Popen(
                 [*command, *self.spec.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(self._link,),
+                pass_fds=(self._link, *self.spec.listeners),
                 start_new_session=True,
-                env={**with_sources(), **self.spec.environment},
+                env={**release.environment(), **self.spec.environment},
+                cwd=release.folder,  # Python looks there before it looks anywhere else
             )
 
     def _watch(self) -> None:
@@ -142,6 +161,7 @@ class Process:
                     self.exit_code = code
                     return
                 self._popen = self._spawn("ab")
+                self.since = time.time()
 
     def _reason(self) -> str:
         return (self.last_lines(1) or ["its log is empty"])[0]

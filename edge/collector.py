@@ -41,6 +41,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     day: int = 0
     charged: int = 0
+    worker: str = ""
 
 
 class Collector:
@@ -112,6 +113,7 @@ class Collector:
             cached=one.usage.cached_tokens,
             completion=one.usage.completion_tokens,
             complete=one.outcome == "ok",
+            worker=account.worker,
         )
         try:
             budgets.usage.write(record)

@@ -18,6 +18,7 @@ from core import log
 from core.address import split_address
 from core.config import World
 from core.errors import ConfigError
+from core.orders import RETIRE
 from edge.app import admission_for, open_edge
 from edge.crew.seat import ALONE, Seat
 from edge.listener import guarding
@@ -27,9 +28,6 @@ _log = logging.getLogger("skerry.edge")
 
 GRACE_S = 20.0
 """How long answers may go on after SIGTERM."""
-RETIRE = signal.SIGUSR1
-"""Another process accepts from the same socket now: finish what is here, for as long as it takes,
-refuse nothing, and end."""
 KEEP_ALIVE_S = 65
 """Longer than common clients keep idle connections: they close first, never write into a close."""
 BACKLOG = 2048

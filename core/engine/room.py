@@ -169,11 +169,11 @@ class Room:
             self._roster.preempt(victim)
 
     def _give_back(self, victim: Sequence) -> None:
-        tokens = 0
-        blocks: tuple[tuple[int, ...], ...] = ()
-        if victim.spec.keep_blocks and victim.computed >= BLOCK_TOKENS:
-            tokens = victim.computed // BLOCK_TOKENS * BLOCK_TOKENS
-            blocks = victim.table.view(tokens)
+        tokens = victim.computed // BLOCK_TOKENS * BLOCK_TOKENS
+        if not victim.spec.keep_blocks or not self._blocks.sees(victim.table, tokens):
+            tokens = 0  # a window has passed what a token there would see
+        blocks = victim.table.view(tokens) if tokens else ()
+        if tokens:
             self._roster.part(victim)
             self._parting.append(victim)
         else:

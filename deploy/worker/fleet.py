@@ -147,7 +147,7 @@ class Fleet:
         except BaseException as error:
             self._back(name, staged, changed)
             if isinstance(error, FleetError):
-                raise FleetError(f"{error}. Nothing was changed") from error
+                raise FleetError(f"{str(error).rstrip('.')}. Nothing was changed") from error
             raise
         return staged[0][1]
 

@@ -23,6 +23,8 @@ def create(name: str, template: str) -> None:
     """Raises ConfigError, WorkerRefused."""
     check_name(name)
     source = TEMPLATES / template
+    if not TEMPLATES.is_dir():
+        raise ConfigError("the examples are no part of this installation; they are in the sources")
     if not source.is_dir():
         known = ", ".join(sorted(path.name for path in TEMPLATES.iterdir() if path.is_dir()))
         raise ConfigError(f"there is no example {template!r}; there are: {known}")

@@ -136,7 +136,13 @@ class BatchExchange:
                     Note(reference=reference, json_mode=request.response_format is not None)
                 ),
                 account=msgspec.msgpack.encode(
-                    Account(tenant=caller.name, key=caller.key_id, day=charge.day, charged=tokens)
+                    Account(
+                        tenant=caller.name,
+                        key=caller.key_id,
+                        day=charge.day,
+                        charged=tokens,
+                        worker=caller.worker,
+                    )
                 ),
             )
             for request, (_, reference), tokens in zip(requests, parsed, charge.tokens, strict=True)

@@ -204,7 +204,7 @@ class Tab:
 
     def anew(self) -> None:
         """The answer begins again, and nothing of it was shown."""
-        pass
+        self._begun, self._completion = False, 0
 
     def finish(self, done: Done) -> None:
         """Write the usage down and settle. Raises InternalError when it cannot be written: then

@@ -25,12 +25,15 @@ class Timers:
 
     async def run(self) -> None:
         """Until cancelled, then what runs is given up."""
+        last = 0
         async with asyncio.TaskGroup() as tasks:
             while True:
                 now = self._clock()
                 await asyncio.sleep(MINUTE_S - now % MINUTE_S)
-                # A clock that was set back a little must not run a minute twice.
-                minute = int(self._clock() / MINUTE_S + 0.5) * MINUTE_S
+                minute = int(self._clock() / MINUTE_S + 0.5) * MINUTE_S  # may wake a little early
+                if minute <= last:  # or the clock was set back: no minute runs twice
+                    continue
+                last = minute
                 for unit, text, book in self.due(minute):
                     tasks.create_task(trigger(unit, text, minute, book))
 

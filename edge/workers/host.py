@@ -129,9 +129,9 @@ class Host:
             kept = self._shelf.versions(name)
             found = [one for one in kept if one.startswith(version)]
             if len(found) != 1:
+                many = "several versions" if found else "no version"
                 raise NotFound(
-                    f"the Worker {name!r} has {len(found) or 'no'} versions {version!r};"
-                    f" kept are: {', '.join(kept)}"
+                    f"the Worker {name!r} has {many} {version!r}; kept are: {', '.join(kept)}"
                 )
             bundle = unpack(self._shelf.take(name, found[0]))
             self._check(bundle, hosted.card.tenant)

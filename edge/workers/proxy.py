@@ -26,6 +26,7 @@ from edge.api.exchange import refusal_headers
 from edge.api.openai_render import error_body
 from edge.workers.runtime import CF_HEADER, THREW_HEADER
 from edge.workers.table import Entry
+from edge.workers.upload import Upload
 
 _HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding"

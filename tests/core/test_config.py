@@ -106,6 +106,12 @@ def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
             'model = "tiny"\ndisk_tier = { bytes = 5 }',
             "t:21: .*bytes: .* >= 1048",
         ),
+        ('model = "tiny"', 'model = "tiny"\ngpus = [1]', "t:21: node 'eu-1': gpus need device"),
+        (
+            'model = "tiny"',
+            'model = "tiny"\ndevice = "cuda"\ngpus = [1, 1]',
+            "t:22: node 'eu-1' names a CUDA device twice",
+        ),
         ('model = "tiny"', 'model = "tiny"\ntransports = []', "t:21: node 'eu-1': .*at least one"),
         ('model = "tiny"', 'model = "tiny"\ntransports = ["tcp", "tcp"]', "t:21: .*none twice"),
         ('model = "tiny"', 'model = "tiny"\ntransports = ["mooncake"]', "t:21: .*network_trusted"),

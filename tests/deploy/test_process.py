@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher import EDGE_GRACE_S, GRACE_S, HURRY_S, TELL_S, running
+from deploy.fleet import EDGE_GRACE_S, GRACE_S, HURRY_S, TELL_S, running
 from deploy.process import Pauses, Process, Spec, describe_exit
 from tests.conftest import Spawn
 from tests.deploy.waiting import is_gone, until
@@ -76,8 +76,8 @@ def test_a_failure_inside_the_block_ends_everything(tmp_path: Path, said: Lines)
 def test_a_process_deaf_to_sigterm_is_killed_after_the_grace(
     tmp_path: Path, said: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.launcher.GRACE_S", 0.2)
-    monkeypatch.setattr("deploy.launcher.HURRY_S", 0.2)
+    monkeypatch.setattr("deploy.fleet.GRACE_S", 0.2)
+    monkeypatch.setattr("deploy.fleet.HURRY_S", 0.2)
     path = tmp_path / "pid"
     with running([spec("one", tmp_path, "stubborn", str(path))], say=said) as processes:
         pid = until(lambda: read_pid(path))
@@ -89,13 +89,13 @@ def test_edges_end_first_and_the_late_are_asked_a_second_time(
     tmp_path: Path, said: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An edge that still answers hears from its router that it ends, before it is hurried."""
-    monkeypatch.setattr("deploy.launcher.EDGE_GRACE_S", 0.2)
-    monkeypatch.setattr("deploy.launcher.HURRY_S", 5.0)
+    monkeypatch.setattr("deploy.fleet.EDGE_GRACE_S", 0.2)
+    monkeypatch.setattr("deploy.fleet.HURRY_S", 5.0)
     specs = [
         spec(kind, tmp_path, "patient", str(tmp_path / kind), kind=kind)
         for kind in ("router", "edge")
     ]
-    monkeypatch.setattr("deploy.launcher.TELL_S", 0.5)
+    monkeypatch.setattr("deploy.fleet.TELL_S", 0.5)
     with running(specs, say=said) as processes:
         until(lambda: all(read_pid(tmp_path / kind) for kind in processes))
     assert (tmp_path / "asked").read_text().split() == ["edge", "router", "router", "edge"]
@@ -169,7 +169,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path, spawn: Spawn, how: 
         textwrap.dedent(f"""
         import sys, time
         from pathlib import Path
-        from deploy.launcher import running
+        from deploy.fleet import running
         from deploy.process import Spec
         here = Path({str(tmp_path)!r})
         def one(name):

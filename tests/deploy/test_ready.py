@@ -23,6 +23,7 @@ class FakeWorld:
         self.topology = resolve(topology).topology
         self.edge = edge_urls(self.topology)["here"]
         self.router = router_urls(self.topology)["home"]
+        self.admin = f"http://{self.topology.edges[0].admin}"
         self.answers: dict[str, httpx.Response] = {}
 
     def client(self) -> httpx.Client:
@@ -62,6 +63,8 @@ def test_processes_come_up_one_after_the_other() -> None:
         assert not probe.ready()
 
         world.answers[f"{world.edge}/readyz"] = ok
+        assert probe.poll() == []  # its Workers are not there yet
+        world.answers[f"{world.admin}/healthz"] = ok
         assert probe.poll() == ["here"]
         assert not probe.ready()  # the router has not said so yet
 

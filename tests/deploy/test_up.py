@@ -48,8 +48,8 @@ def topology_file(tmp_path: Path, free_port: int) -> Path:
 @pytest.mark.parametrize(
     ("shipped", "told"),
     [
-        ("five-regions", "5 routers, 5 nodes, 3 edge processes: about 2.9 GB"),
-        ("sharded", "1 routers, 2 nodes of 5 ranks, 1 edge processes: about 2.0 GB"),
+        ("five-regions", "5 routers, 5 nodes, 3 edge processes: about 3.1 GB"),
+        ("sharded", "1 routers, 2 nodes of 5 ranks, 1 edge processes: about 2.1 GB"),
     ],
 )
 def test_the_memory_of_a_world_is_told_before_it_starts(shipped: str, told: str) -> None:

@@ -176,6 +176,21 @@ async def test_an_answer_that_was_lost_is_asked_for_again_and_settled_once(
         assert _of_the_day(one) == 2 * 12 + 2 * 60
 
 
+async def test_what_was_told_meanwhile_is_settled_once(tmp_path: Path) -> None:
+    """Another process of the ledger was faster; the day is its to set right."""
+    async with Region().serving() as region, bench(tmp_path) as one:
+        await _hand_in(region, one, 2)
+
+        async def faster(method: str, at: str) -> None:
+            if (method, at) == ("POST", "before"):
+                told = await region.kept.written(one.budgets.ledger, ["b1-0"])
+                assert told == ["b1-0"]
+
+        region.at = faster
+        await _collector(one, region).collect(EU)
+        assert _of_the_day(one) == 60 + 12
+
+
 async def test_a_router_that_is_started_again_owes_the_same(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     async with bench(tmp_path) as one:

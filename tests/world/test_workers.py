@@ -221,9 +221,20 @@ def test_bindings_as_cloudflare_documents_them(
     records = UsageReader().read(world.world.state / "usage")
     asked = [one for one in records if one.worker == "bound" and one.dialect == "run"]
     assert len(asked) == 2, "what came out of the cache cost nothing"
+    assert _queued(world), "and what waited in the queue is counted as the Worker's too"
 
 
 FAILS = Path(__file__).with_name("worker_fails.ts").read_text("utf-8")
+
+
+def _queued(world: LocalWorld) -> bool:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        records = UsageReader().read(world.world.state / "usage")
+        if any(one.worker == "bound" and one.dialect != "run" for one in records):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_what_fails_says_so_and_hurts_nobody_else(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from core.engine.gpu.device import Device
 from core.engine.gpu.groups import nccl, on_device
+from core.engine.gpu.pool import DevicePool
 from core.engine.gpu.stepper import DeviceStepper
 from core.engine.grammar import Masks
 from core.engine.lead import Counts
@@ -22,10 +23,14 @@ from core.engine.messages import RankConfig
 from core.engine.plan import LoadedModel
 from core.engine.process_groups import Backend
 from core.engine.split_rank import Company, Progress, loaded_model, meet, shard_geometry
+from core.engine.stage_costs import Work, measured_stages
 from core.errors import ConfigError
 from core.kv import memory
+from core.kv.geometry import KVGeometry
+from core.kv.pool import BlockPool
 from core.models.config import ModelConfig
-from core.models.parallel import check, estimated_stages, shard
+from core.models.decoder import ForwardBatch
+from core.models.parallel import check, shard
 from core.models.shard import local_config
 from core.models.stage import build_stage
 from core.models.weights import WeightSource, open_weights
@@ -51,6 +56,38 @@ class Kit:
     ops: Callable[[torch.device, torch.dtype], Ops] = _kernels
     backend: Callable[[Store, int, Sequence[int], torch.device], Backend] = nccl
     draw: Draw = draw_by_sorting
+
+
+class DeviceBench:
+    """A `core.engine.stage_costs.Bench` on a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def pool(self, geometry: KVGeometry) -> BlockPool:
+        return DevicePool(geometry, self._device.where)
+
+    def placed(self, tokens: ForwardBatch) -> ForwardBatch:
+        where = self._device.where
+        groups = tuple(
+            replace(
+                group,
+                tables=group.tables.to(where),
+                slots=group.slots.to(where),
+                spans=group.spans.to(where),
+            )
+            for group in tokens.groups
+        )
+        return ForwardBatch(
+            tokens.tokens.to(where), tokens.positions.to(where), groups, tokens.sampled.to(where)
+        )
+
+    def seconds(self, work: Work) -> float:
+        began = self._device.mark()
+        work()
+        ended = self._device.mark()
+        ended.wait()
+        return ended.since(began)
 
 
 class DeviceRank:
@@ -112,7 +149,12 @@ class DeviceRank:
         self, source: WeightSource, device: Device, dtype: torch.dtype, progress: Progress
     ) -> LoadedModel:
         config, model, groups = self.config, source.config, self.company.groups
-        stages = self.company.stages(config.plan, lambda: estimated_stages(config.plan, model))
+        make_ops = partial(self._kit.ops, device.where, dtype)
+
+        def measure() -> list[range]:  # with operations of its own, which keep what they have read
+            return measured_stages(config.plan, source, make_ops(), DeviceBench(device))
+
+        stages = self.company.stages(config.plan, measure)
         own = shard(config.plan, config.rank, model, stages)
         geometry = shard_geometry(model, dtype, config.kv_blocks, own)
         progress("weights", 0.0)
@@ -122,7 +164,7 @@ class DeviceRank:
             stage = build_stage(
                 source,
                 own,
-                ops=self._kit.ops(device.where, dtype),
+                ops=make_ops(),
                 tensor=groups.tensor,
                 experts=groups.experts,
                 progress=partial(progress, "weights"),

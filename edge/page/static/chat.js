@@ -3,6 +3,7 @@
 import { Refused, answer } from "./api.js";
 import { byId, count, el, seconds } from "./dom.js";
 
+const MOST_TOKENS = 512; // a small model would go on for as long as it may
 const HINT = "The edge hashes the beginning of your question, finds the region that holds it, and "
   + "streams the answer back. Ask twice, and the second time most of it is cached.";
 
@@ -65,7 +66,7 @@ export class Chat {
   async follow(messages, text, turn) {
     const started = performance.now();
     const told = { first: null, pieces: 0, usage: null, head: null };
-    const body = { model: byId("model").value || "default", messages };
+    const body = { model: byId("model").value || "default", messages, max_tokens: MOST_TOKENS };
     for await (const event of answer(body, this.running.signal)) {
       if (event.head) { told.head = event.head; continue; }
       if (event.usage) told.usage = event.usage;

@@ -96,7 +96,7 @@ class EngineRank:
         ]
         self.memory = PoolMemory(
             {
-                rank: BlockMemory(one.geometry, memory)
+                rank: BlockMemory(one.geometry, memory, one.memory_fd)
                 for rank, (one, memory) in enumerate(
                     zip(self._runner.loaded, self._memory, strict=True)
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,10 +19,9 @@ from core.errors import TransferFailed
 from core.events import Event, event_decoder
 from core.kv.shards import PoolMemory
 from core.kv.ticket import Ticket, model_digest
-from core.kv.transports.base import Carrier, Piece, Shipment
-from core.kv.transports.fan import FanCarrier
+from core.kv.transports.base import TCP, Carrier, Piece, Shipment
 from core.kv.transports.tcp import TcpLanding
-from core.kv.transports.tcp_send import TcpCarrier
+from core.kv.transports.ways import Ways
 from core.metrics import RouterMetrics
 from regional.node.front import Front
 from regional.node.pool import Pool
@@ -45,9 +45,9 @@ PATIENCE_S = 20.0
 class CountedCarrier:
     """Sends piece by piece. `meddle` is asked before each, with the shipment and the piece."""
 
-    def __init__(self, node: LittleNode) -> None:
+    def __init__(self, node: LittleNode, inner: Carrier) -> None:
         self._node = node
-        self._inner: Carrier = FanCarrier(TcpCarrier())
+        self._inner = inner
 
     async def open(
         self, ticket: Ticket, model: bytes, failed: Callable[[TransferFailed], None]
@@ -87,15 +87,16 @@ class LittleNode:
 
     def __init__(
         self, name: str, role: str, region: LittleRegion, *, lease_s: float, blocks: int,
-        shards: int, apart: bool, window: int, tiers: TierSetup,
+        shards: int, apart: bool, transport: str, window: int, tiers: TierSetup,
     ) -> None:  # fmt: skip
         self.name, self.role, self.region = name, role, region
         self.rank = EngineRank(
             rank_config(blocks=blocks, window=window, shards=shards),
             lambda label: region.steps.hop(f"{name} {label}"),
         )
-        self.landings = [
-            TcpLanding.listen("127.0.0.1", time.monotonic) for _ in range(shards if apart else 1)
+        self.ways = [
+            Ways("127.0.0.1", (transport,), clock=time.monotonic)
+            for _ in range(shards if apart else 1)
         ]
         """One, or one for each of its ranks, as if these were on hosts of their own."""
         self.meddle: Callable[[Shipment, Piece], Awaitable[None]] = send_as_it_is
@@ -120,15 +121,16 @@ class LittleNode:
     async def _live(self) -> None:
         digest = model_digest(self.rank.fingerprint)
         memory = self.rank.memory
-        sending = Sending(self.rank, memory, CountedCarrier(self), digest, time.monotonic)
+        carrier = CountedCarrier(self, self.ways[0].carrier(memory))
+        sending = Sending(self.rank, memory, carrier, digest, time.monotonic)
         hosts = [
             OwnHost(
-                memory if len(self.landings) == 1 else PoolMemory({number: memory.ranks[number]}),
-                landing,
+                memory if len(self.ways) == 1 else PoolMemory({number: memory.ranks[number]}),
+                ways.landing,
                 digest,
                 time.monotonic,
             )
-            for number, landing in enumerate(self.landings)
+            for number, ways in enumerate(self.ways)
         ]
         pool = Pool(0, self.rank, sending, Receiving(hosts, self._lease_s))
         try:
@@ -150,8 +152,8 @@ class LittleNode:
                 self._up.set_result(front)
                 await asyncio.Event().wait()
         finally:
-            for landing in self.landings:
-                landing.close()
+            for ways in self.ways:
+                ways.close()
             self.rank.close()
             await self.tiers.close()
 
@@ -218,9 +220,16 @@ class LittleNode:
 
     def cut(self) -> None:
         """Every data connection to it breaks."""
-        for landing in self.landings:
+        for landing in self._landings():
             for connection in tuple(landing._connections):
-                connection.close(None)
+                if isinstance(landing, TcpLanding):
+                    connection.close(None)
+                else:
+                    landing._connections[connection]._sock.shutdown(socket.SHUT_RDWR)
+
+    def _landings(self) -> list[Any]:
+        """There is no public view of what they hold."""
+        return [one for ways in self.ways for one in getattr(ways.landing, "_all")]  # noqa: B009 - as said
 
     def freeze(self) -> None:
         self.rank.frozen = True
@@ -234,7 +243,11 @@ class LittleNode:
     @property
     def at_home(self) -> bool:
         """Nothing of anybody's is left here."""
-        arrivals = any(one.awaited._arrivals for one in self.landings)  # there is no public view
+        awaited = [
+            one.awaited if isinstance(one, TcpLanding) else one._desk.awaited
+            for one in self._landings()
+        ]
+        arrivals = any(one._arrivals for one in awaited)
         return self.front.idle.is_set() and not arrivals and self.rank.used == 0
 
     async def close(self) -> None:
@@ -355,6 +368,7 @@ async def little_region(
     blocks: int = 64,
     shards: dict[str, int] | None = None,
     apart: bool = False,
+    transport: str = TCP,
     window: int = 0,
     tiers: dict[str, TierSetup] | None = None,
 ) -> AsyncIterator[LittleRegion]:
@@ -364,7 +378,7 @@ async def little_region(
         region.nodes[name] = LittleNode(
             name, role, region, lease_s=lease_s, blocks=blocks, window=window,
             shards=(shards or {}).get(name, 1), apart=apart,
-            tiers=(tiers or {}).get(name, NO_TIERS),
+            transport=transport, tiers=(tiers or {}).get(name, NO_TIERS),
         )  # fmt: skip
     try:
         for node in region.nodes.values():

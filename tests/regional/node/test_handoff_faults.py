@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from core.events import Accepted, Delta, Done, Event, Fault, Moved
+from core.kv.transports.base import SHARED_MEMORY, TCP
 from regional.placement import Placement
 from tests.regional.node.desk import Desk, answer_text, reserve, work
 from tests.regional.node.little import LittleRegion, little_region
@@ -36,6 +37,7 @@ class Plan:
     parties: tuple[str, ...]
     apart: bool = False
     window: int = 0
+    transport: str = TCP
 
 
 PLANS = (
@@ -61,6 +63,13 @@ PLANS = (
         ("s", "d"),
         apart=True,
         window=40,
+    ),
+    Plan(
+        "shared memory",
+        lambda: split("p", "d", pulling("s", 5, patience_s=LEASE_S)),
+        ("s",),
+        ("p", "d", "s"),
+        transport=SHARED_MEMORY,
     ),
 )
 Strike = Callable[[LittleRegion, str, "asyncio.Task[list[Event]]"], None]
@@ -119,6 +128,7 @@ async def play(plan: Plan, at: int = -1, strike: Strike | None = None, party: st
         ("s", "decode"), ("d", "decode"), ("p", "prefill"), blocks=40,
         lease_s=LEASE_S if strike is not None else 5.0,
         apart=plan.apart, shards={"d": 2} if plan.apart else None, window=plan.window,
+        transport=plan.transport,
     ) as region:  # fmt: skip
         for name in plan.warm:
             await region.answer(HISTORY, direct(name))

@@ -14,7 +14,7 @@ from core.engine.plan import SequenceId
 from core.errors import TransferFailed
 from core.events import Moved
 from core.kv.ticket import Ticket, model_digest
-from core.kv.transports.base import Piece, Shipment
+from core.kv.transports.base import SHARED_MEMORY, TCP, Piece, Shipment
 from core.kv.transports.tcp_send import TcpCarrier, TcpShipment
 from core.kv.transports.tcp_wire import encode_piece
 from regional.node import wire
@@ -36,13 +36,14 @@ def in_a_region(
     shards: dict[str, int] | None = None,
     blocks: int = 64,
     lease_s: float = 5.0,
+    transport: str = TCP,
 ) -> None:
     """`test` with two decode nodes, `s` and `d`, and a prefill node; then all must be at home."""
 
     async def go() -> None:
         async with little_region(
             ("s", "decode"), ("d", "decode"), ("p", "prefill"),
-            window=window, shards=shards, blocks=blocks, lease_s=lease_s,
+            window=window, shards=shards, blocks=blocks, lease_s=lease_s, transport=transport,
         ) as region:  # fmt: skip
             await test(region)
 
@@ -84,7 +85,8 @@ def test_a_prefill_node_pulls_the_history_and_hands_over_what_is_lacking(source:
     in_a_region(test)
 
 
-def test_what_the_source_lacks_is_computed_and_what_it_has_is_kept() -> None:
+@pytest.mark.parametrize("transport", [TCP, SHARED_MEMORY])
+def test_what_the_source_lacks_is_computed_and_what_it_has_is_kept(transport: str) -> None:
     async def test(region: LittleRegion) -> None:
         fresh = ids_of(await region.answer(PROMPT, direct("p")))
         await region.answer(PROMPT[:70], direct("s"))  # 4 blocks
@@ -93,7 +95,7 @@ def test_what_the_source_lacks_is_computed_and_what_it_has_is_kept() -> None:
         assert cached_of(events) == 64
         assert region.nodes["s"].front.kv_bytes_sent == 4 * BLOCK
 
-    in_a_region(test)
+    in_a_region(test, transport=transport)
 
 
 def test_a_source_that_has_nothing_costs_nothing() -> None:
