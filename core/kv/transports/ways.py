@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import ssl
 from collections.abc import Callable, Sequence
@@ -20,8 +19,6 @@ from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
 from core.kv.transports.words import Words
 
-log = logging.getLogger("skerry.kv")
-
 KINDS = (SHARED_MEMORY, TCP)
 """What a node uses unless its topology says otherwise, the preferred first."""
 
@@ -35,7 +32,7 @@ def check(kinds: Sequence[str]) -> None:
 @dataclass(frozen=True, slots=True)
 class Tls:
     """Certificates of the data sockets. With them nothing goes over TCP in the clear, and Mooncake,
-    which cannot encrypt, is not used."""
+    which cannot encrypt, is refused."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
