@@ -22,6 +22,7 @@ from core.models.source import resolve_source
 from core.parallel import ONE_HOST, Hosts, refusal
 from core.release import release
 from core.text.model import TextModel, load_text
+from core.tls import Identity, identity_of
 from core.types import BLOCK_TOKENS
 from regional.node.bandwidth import Bandwidth, MeasuredCarrier
 from regional.node.front import Front
@@ -62,6 +63,7 @@ class NodeSetup:
     patience: Patience = PATIENCE
     hosts: Hosts = ONE_HOST
     tiers: TierSetup = NO_TIERS
+    identity: Identity | None = None
 
 
 def run_node(world: World, name: str) -> int:
@@ -82,6 +84,7 @@ def run_node(world: World, name: str) -> int:
             trusted=world.topology.routing.network_trusted,
         ),
         tiers=tier_setup(world, node),
+        identity=identity_of(world, name),
     )
     return asyncio.run(serve(setup))
 
@@ -140,7 +143,9 @@ async def _serve(
         *outposts.ranks,
     ]
     ready = [one.ready for one in everyone]
-    ways = Ways(setup.node.host, setup.node.transports, clock=time.monotonic)
+    mine = setup.identity
+    tls = None if mine is None else Tls(mine.server, mine.client)
+    ways = Ways(setup.node.host, setup.node.transports, clock=time.monotonic, tls=tls)
     own = outpost.own_hosts(plan, loaded, ways.landing)
     tiers: NodeTiers | None = None
     try:
@@ -174,11 +179,14 @@ async def _serve(
                 pools=plan.dp_attention,
                 join=identity.join,
                 heartbeat=lambda: identity.heartbeat(front, bandwidth.bytes_per_s),
+                identity=mine,
             )
+            fresh = tasks.create_task(_kept_fresh(mine), name="certificates")
             running = tasks.create_task(sessions.run(), name="sessions")
             keeping = tasks.create_task(tiers.run(), name="tiers")
             status = await _until_the_end(front, sessions, _first(ranks, outposts), stop)
             running.cancel()
+            fresh.cancel()
             keeping.cancel()
     finally:
         ways.close()

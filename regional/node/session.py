@@ -12,6 +12,7 @@ from typing import Protocol
 import grpc
 
 from core.errors import Forbidden, VersionSkew
+from core.tls import Identity
 from core.types import WIRE_VERSION
 from regional import rpc
 from regional.node.ledger import Account, Ledger
@@ -98,8 +99,10 @@ class RouterSession:
         join: Callable[[], pb.NodeMessage],
         heartbeat: Callable[[], pb.NodeMessage],
         ledger: Ledger,
+        identity: Identity | None = None,
     ) -> None:
         self._address = address
+        self._identity = identity
         self._ledger = ledger
         self.account: Account | None = None
         """What this router has under way here, while there is a session."""
@@ -161,7 +164,7 @@ class RouterSession:
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[grpc.aio.StreamStreamCall[object, object]]:
-        channel = grpc.aio.insecure_channel(self._address, options=rpc.channel_options())
+        channel = rpc.channel_to(self._address, self._identity)
         try:
             method = channel.stream_stream(
                 rpc.SESSION_METHOD,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from core.tls import Identity
 from regional.node.ledger import Account, Ledger
 from regional.node.session import RouterSession, SessionUser
 from regional.pb import node_pb2 as pb
@@ -22,10 +23,13 @@ class RouterSessions:
         pools: int,
         join: Callable[[], pb.NodeMessage],
         heartbeat: Callable[[], pb.NodeMessage],
+        identity: Identity | None = None,
     ) -> None:
         ledger = Ledger(pools, self._changed)
         self._sessions = [
-            RouterSession(address, user, join=join, heartbeat=heartbeat, ledger=ledger)
+            RouterSession(
+                address, user, join=join, heartbeat=heartbeat, ledger=ledger, identity=identity
+            )
             for address in addresses
         ]
 

@@ -40,6 +40,7 @@ def told(here: Here) -> PromptTokens:
 
 async def holding(here: Here, node: FakeNode) -> None:
     node.cache(1, snapshot=True, stored=BLOCKS)
+    node.beat()  # upon which the router says that something changed
     await here.until(lambda: here.app.router.index.blocks == 12)
 
 
@@ -117,11 +118,13 @@ def test_a_gap_is_asked_about_and_filled(tmp_path: Path) -> None:
             await node.got("recount")
             assert here.app.router.index.blocks == 0
             node.cache(3, snapshot=True, stored=BLOCKS)
+            node.beat()
             await here.until(lambda: here.app.router.index.blocks == 12)
             node.cache(7)
             await node.got("recount")
             node.cache(9)  # one question is enough
             node.cache(9, snapshot=True, stored=BLOCKS)
+            node.beat()
             await here.until(lambda: here.app.router.index.blocks == 12)
             assert node.unread() == []
 

@@ -20,29 +20,20 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from core.engine import batch, sampler, sampler_split
+from core.engine import batch
+from core.engine.gpu.chooser import Chooser
 from core.engine.gpu.device import Device, Mark
 from core.engine.gpu.inputs import GIVEN, DecodeInputs, Staging, mixed
 from core.engine.gpu.pool import DevicePool, Mirror
-from core.engine.gpu.sampler import (
-    UNSOUND,
-    choose,
-    choose_together,
-    numbers,
-    plain,
-    random_rows,
-)
+from core.engine.gpu.sampler import UNSOUND
 from core.engine.grammar import Filled, Masks
 from core.engine.pending import MOST_AHEAD, Pending
 from core.engine.plan import Row, RowResult, SequenceId, StepPlan, StepResult
 from core.engine.process_groups import Groups
-from core.engine.sampler import greedy
-from core.engine.sampler_split import Vocabulary
 from core.engine.shard_stepper import least_bytes
-from core.engine.stepper import in_order, layers_of, results_of, sound, specs_of
+from core.engine.stepper import in_order, layers_of, results_of, sound
 from core.kv.geometry import KVGeometry
 from core.kv.pool import KVPool
-from core.models.parallel import split
 from core.models.stage import Stage
 from kernels.draw import Draw, draw_by_sorting
 
@@ -98,7 +89,6 @@ class DeviceStepper:
         self._groups = groups = groups if groups is not None else Groups()
         self._most = most
         self._masks = masks
-        self._draw = draw
         self._mirror = Mirror(self.pool, KVPool(geometry, shared), device)
         self._kv = layers_of(self.pool, stage.config, shard.layers)
         self._staging = Staging(device)
@@ -109,9 +99,7 @@ class DeviceStepper:
         if shard.predicts:
             logits = (most, len(shard.vocabulary))
             self._out = torch.empty(logits, dtype=torch.float32, device=where)
-        shards = split(stage.config.vocab_size, groups.tensor.size)
-        self._vocabulary = Vocabulary(shards, groups.tensor)
-        self._host_vocabulary = Vocabulary(shards, groups.host)
+        self._chooser = Chooser(stage.config.vocab_size, groups, self._staging, draw)
         self._heard = [device.pinned(most, torch.int64) for _ in range(MOST_AHEAD + 1)]
         self._graphs: dict[int, Graph] = {}
         self._least = 0
@@ -143,9 +131,9 @@ class DeviceStepper:
         began = self._device.mark()
         rows, errors = sound(plan.rows, self.stage.config.vocab_size)
         self._steps += 1
-        if not self.stage.shard.predicts or all(self._chooses(row) for row in rows):
-            return self._ahead(plan, rows, errors, began, graph)
-        return self._together(plan, rows, errors, began, graph)
+        if self.stage.shard.predicts and any(map(self._chooser.needs_host, rows)):
+            return self._together(plan, rows, errors, began, graph)
+        return self._ahead(plan, rows, errors, began, graph)
 
     def land(self, launched: Launched) -> StepResult:
         """Wait for a step, and for those before it. An exception: the device is unusable. A rank
@@ -188,12 +176,6 @@ class DeviceStepper:
         return False
 
     # ------------------------------------------------------------------ a step
-
-    def _chooses(self, row: Row) -> bool:
-        """Does the device choose its token without the host? What is drawn from a vocabulary that
-        is spread over ranks may need more than one exchange of candidates."""
-        alone = self._groups.tensor.size == 1
-        return not row.drafts and all(plain(one) and (alone or greedy(one)) for one in row.specs)
 
     def _ahead(
         self,
@@ -250,7 +232,8 @@ class DeviceStepper:
             assert logits is not None, "only ranks that predict choose"
             copied = self._mirror.out(whole)
             filled = filling.result() if filling is not None else Filled()
-            results += results_of(whole, self._drawn_by_host(logits.cpu(), whole, filled), filled)
+            drawn = self._chooser.together(whole, logits, filled)
+            results += results_of(whole, drawn, filled)
             if copied is not None:
                 copied.wait()
         else:
@@ -267,14 +250,6 @@ class DeviceStepper:
         self.busy_s += seconds
         result = in_order(plan, results, seconds)
         return Launched(plan, whole, [], self._heard[0][:0], began, computed, None, result)
-
-    def _drawn_by_host(
-        self, logits: Tensor, rows: Sequence[Row], filled: Filled
-    ) -> list[sampler.Sampled | None]:
-        specs = specs_of(rows)
-        if self._groups.host.size == 1:
-            return sampler.sample(logits, specs, filled.allowed)
-        return sampler_split.sample(logits, specs, self._host_vocabulary, filled.allowed)
 
     def _forward(
         self, rows: Sequence[Row], sources: Sequence[int], graph: int
@@ -323,12 +298,7 @@ class DeviceStepper:
 
     def _choose(self, rows: Sequence[Row], logits: Tensor, place: int, ids: Tensor) -> None:
         """Sampled ids on their way to the host; steps that follow find them on the device."""
-        if self._vocabulary.group.size > 1:
-            chosen = choose_together(logits, self._vocabulary)
-        else:
-            specs, send = specs_of(rows), self._staging.send
-            given, drawn = send(numbers(specs)), send(random_rows(specs))
-            chosen = choose(logits, given, drawn, self._draw)
+        chosen = self._chooser.ahead(rows, logits)
         self._drawn[place : place + len(rows)].copy_(chosen)
         ids.copy_(chosen, non_blocking=True)
 

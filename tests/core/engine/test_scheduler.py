@@ -210,7 +210,7 @@ def test_commands_that_make_no_sense_are_not_passed_over() -> None:
         of.run(A, spec(range(5)))
     with pytest.raises(InternalError, match="begin of A, which is waiting"):
         of.begin(A, kv_in_place=True)
-    with pytest.raises(InternalError, match="no prefill"):
+    with pytest.raises(InternalError, match="nobody reads"):
         of.release(A)
     with pytest.raises(InternalError, match="step 7"):
         of.apply(StepResult(7, (), 0.0))
