@@ -23,6 +23,8 @@ SEEN_BY_ALL = frozenset({"skerry_edge_region_up"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_FIRST_S = tuple(round(0.005 * 1.35**step, 4) for step in range(34))
+"""Up to 100 s, fine enough that a rollout can tell a time from one and a half of it."""
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 
 
@@ -163,6 +165,12 @@ class EdgeMetrics:
             ("region", "code"),
             registry=registry,
         )
+        self.attempts = Counter(
+            "skerry_edge_attempts_total",
+            "Attempts at a region that ended by themselves; outcome is ok or an error code.",
+            ("region", "outcome"),
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "skerry_edge_in_flight", "Requests that hold a permit.", registry=registry
         )
@@ -181,7 +189,7 @@ class EdgeMetrics:
             "skerry_edge_first_delta_seconds",
             "From the parsed request to its first delta.",
             ("region",),
-            buckets=_LATENCY_S,
+            buckets=_FIRST_S,
             registry=registry,
         )
         self.request_seconds = Histogram(

@@ -20,6 +20,7 @@ from typing import Protocol
 import grpc
 
 from core.errors import ConfigError, Draining, Forbidden, InvalidRequest, RequestError, VersionSkew
+from core.tls import Identity
 from core.types import WIRE_VERSION, NodeName
 from regional.pb import node_pb2 as pb
 
@@ -64,7 +65,7 @@ class Keepalive:
 
 
 def channel_options(keepalive: Keepalive | None = None) -> Options:
-    """For the node's `grpc.aio.insecure_channel`."""
+    """For the node's channel."""
     return [
         *_common(keepalive or Keepalive()),
         ("grpc.enable_http_proxy", 0),  # a region's nodes are never behind the caller's proxy
@@ -248,3 +249,23 @@ class SessionServer:
                 session.end(f"the stream broke: {outcome}")
             elif isinstance(outcome, Exception):
                 raise outcome
+
+
+def server_credentials(identity: Identity) -> grpc.ServerCredentials:
+    """The files are read anew for each handshake: a rotation needs no new server."""
+
+    def now() -> grpc.ServerCertificateConfiguration:
+        authority, key, certificate = identity.pem()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    return grpc.dynamic_ssl_server_credentials(now(), now, require_client_authentication=True)
+
+
+def channel_to(address: str, identity: Identity | None) -> grpc.aio.Channel:
+    """A node's channel to a router; with an identity both show theirs."""
+    options = channel_options()
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    authority, key, certificate = identity.pem()
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    return grpc.aio.secure_channel(address, credentials, options=options)

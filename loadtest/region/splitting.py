@@ -26,7 +26,7 @@ STREAMS = 4
 STREAM_TOKENS = 3000
 """More than there is time for."""
 PROMPT_TOKENS = 2000
-BUDGETS = (16, 32, 64, 128, 512)
+BUDGETS = (16, 24, 32, 64, 128)
 """Of a combined node's steps, in tokens."""
 AT_ONCE = 2
 _AS_FAST = 0.95
