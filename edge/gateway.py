@@ -23,6 +23,7 @@ import msgspec
 from core.config import Routing
 from core.errors import (
     DeadlineExceeded,
+    Draining,
     IncompleteStream,
     InternalError,
     NoCapacity,
@@ -47,6 +48,8 @@ _log = logging.getLogger("skerry.gateway")
 
 ATTEMPTS = 3
 """Regions that are tried for one request."""
+RETURN_S = 30.0
+"""How long a region that said it drains, and went, may be expected back."""
 _ILL = (RegionUnavailable, IncompleteStream, InternalError, VersionSkew)
 """Failures that say something about a region's health; a full one is well."""
 
@@ -167,7 +170,7 @@ class Gateway:
         )
         group = Group(request.model, errand.allowed)
         if self._hold.crowded(group):
-            busy = NoCapacity("every region is busy, and others wait already", retry_after_s=1.0)
+            busy: RequestError = NoCapacity("every region is busy, and others wait already", retry_after_s=1.0)
         else:
             try:
                 async with aclosing(self._once(errand)) as batches:
@@ -183,7 +186,7 @@ class Gateway:
                 yield word
 
     async def _held(
-        self, errand: _Errand, group: Group, busy: NoCapacity
+        self, errand: _Errand, group: Group, busy: RequestError
     ) -> AsyncGenerator[Batch | Held | Anew, None]:
         """Wait in line, and try when the turn has come, until a region takes the request."""
         place = self._hold.join(group, errand.request.namespace, most_s=errand.left_s())
@@ -211,9 +214,15 @@ class Gateway:
             self._metrics.hold_seconds.observe(journal.held_s)
 
     async def _once(self, errand: _Errand) -> AsyncGenerator[Batch | Anew, None]:
-        """The request at the regions, one after the other. Raises _Refused when they are full."""
+        """The request at the regions, one after the other. Raises _Refused when they are full, or
+        on their way back."""
         request, journal = errand.request, errand.journal
-        decision = self._route(errand)
+        try:
+            decision = self._route(errand)
+        except RegionUnavailable as error:
+            if self._returns(errand):
+                raise _Refused(error) from None
+            raise
         ids = errand.chain.ids()
         failure: RequestError | None = None
         left, again = [*decision.candidates], False
@@ -236,6 +245,7 @@ class Gateway:
                         last = batch.events[-1]
                         if isinstance(last, Done):
                             journal.ended("ok", last)
+                            self._metrics.attempts.labels(region, "ok").inc()
                             prompt_tokens = last.usage.prompt_tokens
                             self._tokens.learn(
                                 request.model, errand.chain.text_bytes, prompt_tokens
@@ -244,6 +254,7 @@ class Gateway:
                 return
             except RequestError as error:
                 journal.ended(error.code)
+                self._metrics.attempts.labels(region, error.code).inc()
                 if not begun:
                     self._regions.failed(sent, ill=isinstance(error, _ILL))
                 if (begun and not errand.unseen) or not error.retryable:
@@ -265,9 +276,24 @@ class Gateway:
                 if failure is None or not isinstance(error, RegionUnavailable):
                     failure = error
         assert failure is not None, "a decision has at least one candidate"
-        if isinstance(failure, NoCapacity) and not again:
+        if not again and (
+            isinstance(failure, NoCapacity | Draining)
+            or (isinstance(failure, RegionUnavailable) and self._returns(errand))
+        ):
             raise _Refused(failure)
         raise failure
+
+    def _returns(self, errand: _Errand) -> bool:
+        """Whether a region that the request may go to has said that it drains, and is there or was
+        a moment ago: it is being replaced, and its callers can wait for it."""
+        return any(
+            region.status is not None
+            and region.status.draining
+            and (region.age_s or 0.0) < RETURN_S
+            and errand.request.model in region.configured
+            and (errand.allowed is None or region.name in errand.allowed)
+            for region in self._regions.view()
+        )
 
     def _route(self, errand: _Errand) -> RouteDecision:
         """Raises RegionUnavailable."""
@@ -337,9 +363,9 @@ class Gateway:
 
 
 class _Refused(Exception):
-    """Every region that was asked is full."""
+    """Every region that was asked is full, or about to come back."""
 
-    def __init__(self, error: NoCapacity) -> None:
+    def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
         self.error = error
 

@@ -1,4 +1,5 @@
-"""Where requests wait at the edge while every region that may have them is busy.
+"""Where requests wait at the edge while every region that may have them is busy, or drains and is
+about to come back.
 
 `Line` decides who is next: among namespaces in turn, within one by age. `Hold` brings lines to
 life: it lets as many try again as a region's newest status shows room for, and the first of a line
@@ -16,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from core.errors import NoCapacity
+from core.errors import RequestError
 from core.status import RegionStatus
 from core.types import ModelName, RegionName
 
@@ -178,7 +179,7 @@ class Place:
     def now(self) -> Held:
         return self._line.place(self._ticket)
 
-    async def turn(self, refusal: NoCapacity) -> AsyncGenerator[Held, None]:
+    async def turn(self, refusal: RequestError) -> AsyncGenerator[Held, None]:
         """Ends when it is time to try again; tells the place meanwhile, when it has changed.
 
         Raises `refusal` when the time to wait is over.

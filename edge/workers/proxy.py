@@ -33,7 +33,6 @@ _HOP = frozenset(
     b" upgrade expect".split()
 )
 _OURS = b"x-skerry-"
-_TOUCH_S = 5.0
 CONNECT_S = 20.0
 """A process that is being started answers once it is up."""
 IDLE_S = 3.0
@@ -74,7 +73,7 @@ class Upstream:
 
     def touch(self, now: float) -> None:
         """Tell the host that it is used, from time to time."""
-        if now - self._touched > _TOUCH_S:
+        if now - self._touched > self.entry.touch_s:
             self._touched = now
             try:
                 os.utime(self.entry.used)

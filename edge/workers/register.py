@@ -14,6 +14,7 @@ from edge.workers.routes import check_route, conflict
 from edge.workers.table import Entry, digest_token, write_table
 from edge.workers.unit import Unit
 
+TOUCH_S = 5.0
 Row = tuple[str, str, str, bool, Unit]
 """(name, tenant, token, open, what is served)."""
 
@@ -45,6 +46,7 @@ class Register:
                     version=unit.version,
                     socket=str(unit.socket),
                     used=str(unit.used),
+                    touch_s=min(TOUCH_S, self._limits.idle_s / 4),
                     token=digest_token(token.encode()),
                     routes=unit.bundle.settings.routes,
                     answer_s=self._limits.answer_s,

@@ -31,6 +31,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     used: str
     """Touched by who passes a request on: the host stops a Worker that nobody asks."""
+    touch_s: float = 5.0
+    """How often, at least, while requests come."""
     token: str
     routes: tuple[str, ...] = ()
     answer_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -242,3 +243,18 @@ async def test_pages_on_the_edges_own_origin_are_boxed(folder: Path) -> None:
         assert len(policies) == 2
         apart = await client.get("/", headers={"host": "w.localhost"})
         assert "content-security-policy" not in apart.headers
+
+
+async def test_a_worker_in_use_is_marked_as_used(folder: Path) -> None:
+    used = folder / "used"
+    used.touch()
+    async with passing(folder, _mirror, touch_s=0.0) as client:
+        for _ in range(2):
+            os.utime(used, (1, 1))
+            await client.get("/w/w/")
+            assert used.stat().st_mtime > 1
+    async with passing(folder, _mirror, touch_s=1000.0) as client:
+        await client.get("/w/w/")
+        os.utime(used, (1, 1))
+        await client.get("/w/w/")
+        assert used.stat().st_mtime == 1, "not with each request"

@@ -14,6 +14,7 @@ from .messages import BODILESS, Request, Response
 from .streams import ReadableStream
 
 _READ = 64 << 10
+MOST_UNREAD_BYTES = 256 << 10
 _OURS = frozenset({"connection", "content-length", "transfer-encoding"})
 Answerer = Callable[[Request], Awaitable[Response]]
 
@@ -72,6 +73,7 @@ class Server:
     async def _whole(self, line: _Line, request: Request) -> None:
         response = await self._answer(request)
         await line.send(response, bodiless=request.method == HTTPMethod.HEAD)
+        await line.skip_rest()
 
 
 class _Line:
@@ -133,6 +135,16 @@ class _Line:
             self._http.receive_data(data)
             if not data:
                 return
+
+    async def skip_rest(self) -> None:
+        """Read what is left of a body that the Worker did not want: the other side keeps the
+        connection, and would lose its next request on one that is closed under it."""
+        if self._read.is_set():
+            return
+        left = MOST_UNREAD_BYTES
+        while left > 0 and isinstance(event := await self._event(), h11.Data):
+            left -= len(event.data)
+        self._read.set()
 
     def again(self) -> bool:
         """Whether another request can follow."""
