@@ -206,6 +206,13 @@ class Observe(_Section, frozen=True):
     spans of every request."""
 
 
+class Tls(_Section, frozen=True):
+    inside: bool = False
+    """Edges, routers and nodes speak TLS with each other and show each other certificates."""
+    folder: str = "certs"
+    """Of the state folder: `ca.crt`, and `NAME.crt` and `NAME.key` of each process."""
+
+
 class Topology(_Section, frozen=True):
     version: int
     models: dict[str, Model]
@@ -222,6 +229,7 @@ class Topology(_Section, frozen=True):
     budgets: Budgets = Budgets()
     workers: Workers = Workers()
     observe: Observe = Observe()
+    tls: Tls = Tls()
     currency: str = "USD"
 
     def residency_of(self, namespace: str, model: str) -> frozenset[RegionName] | None:

@@ -1,5 +1,6 @@
-"""Every party struck at every step of a hand-off: each answer is the greedy text or an error with a
-name, and every block comes home. `make soak` plays all cells; here are as many as fit."""
+"""B20, B23: every party struck at every step of a hand-off. Each answer is the greedy text or an
+error with a name, and every block comes home. `make soak` plays all cells; here are as many as fit.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""Whether a topology can take the place of the one that runs, and with which addresses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from core.config import Edge, Region, Router, Topology
+from core.config_check import Complaint
+
+
+def settled(given: Topology, asked: Topology, running: Topology) -> Topology:
+    """`given` with the addresses that the start found for those that are asked for as they were
+    then (`asked`), port 0 above all. `running` is what the start made of `asked`."""
+    edges = {one.name: (one, now) for one, now in zip(asked.edges, running.edges, strict=True)}
+    regions = {
+        one.name: (one, now) for one, now in zip(asked.regions, running.regions, strict=True)
+    }
+    return replace(
+        given,
+        edges=tuple(_edge(one, *edges[one.name]) if one.name in edges else one
+                    for one in given.edges),
+        regions=tuple(_region(one, *regions[one.name]) if one.name in regions else one
+                      for one in given.regions),
+    )  # fmt: skip
+
+
+def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
+    """What a running world cannot take, the place in `after` first."""
+    old_edges = {edge.name: edge for edge in before.edges}
+    old_regions = {region.name: region for region in before.regions}
+    for name in old_edges.keys() - {edge.name for edge in after.edges}:
+        yield Complaint(("edges",), f"edge {name!r} runs and is not in it; stop the world for that")
+    for name in old_regions.keys() - {region.name for region in after.regions}:
+        yield Complaint(
+            ("regions",), f"region {name!r} runs and is not in it; stop the world for that"
+        )
+    if after.secrets != before.secrets:
+        yield Complaint(("secrets",), "secrets cannot change while the world runs")
+    for place, edge in enumerate(after.edges):
+        if (old := old_edges.get(edge.name)) is not None:
+            for key in ("listen", "admin", "workers"):
+                yield from _fixed(("edges", place, key), old, edge, key)
+    for place, region in enumerate(after.regions):
+        if (was := old_regions.get(region.name)) is not None:
+            for key in ("http", "grpc", "routers"):
+                yield from _fixed(("regions", place, key), was, region, key)
+            gone = {node.name for node in was.nodes} - {node.name for node in region.nodes}
+            for name in sorted(gone):
+                yield Complaint(
+                    ("regions", place),
+                    f"node {name!r} runs and is not in region {region.name!r} any more; keep it, "
+                    "or stop the world for that",
+                )
+
+
+def _fixed(
+    path: tuple[str | int, ...], old: Edge | Region, new: Edge | Region, key: str
+) -> Iterator[Complaint]:
+    was, now = getattr(old, key), getattr(new, key)
+    if was != now:
+        yield Complaint(
+            path, f"{key} of {new.name!r} cannot change while it runs: it is {_shown(was)}"
+        )
+
+
+def _edge(given: Edge, asked: Edge, running: Edge) -> Edge:
+    return replace(
+        given,
+        listen=_address(given.listen, asked.listen, running.listen),
+        admin=running.admin if given.admin == asked.admin else given.admin,
+    )
+
+
+def _region(given: Region, asked: Region, running: Region) -> Region:
+    return replace(
+        given,
+        http=_address(given.http, asked.http, running.http),
+        grpc=_address(given.grpc, asked.grpc, running.grpc),
+        routers=running.routers if given.routers == asked.routers else given.routers,
+    )
+
+
+def _address(given: str, asked: str, running: str) -> str:
+    return running if given == asked or given.endswith(":0") else given
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(_shown(one) for one in value) or "none"
+    return value.http if isinstance(value, Router) else repr(value)

@@ -1,0 +1,239 @@
+"""What a rollout does, step by step, and how its steps are taken back. Pure.
+
+An edge is replaced beside itself, on the same socket. A region whose models others serve rests
+while it is replaced. One that has no stand-in is replaced node by node and router by router, as far
+as it has two of each; for what it has one of, it rests as well, and edges hold its callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from core.config import Node, Region, Topology
+from core.errors import ConfigError
+from core.types import Role
+from deploy.rollout.steps import (
+    Beside,
+    Heard,
+    Idle,
+    Kind,
+    Ready,
+    Replace,
+    Rest,
+    Start,
+    Step,
+    Stop,
+    Watch,
+    Weigh,
+)
+from deploy.topology_diff import changes, restarts
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a process was started from. `release`: its folder."""
+
+    topology: Topology
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The world before. `serving`: regions that edges can use now; `resting`: regions and nodes
+    that rest by order; `weights`: of regions, by order, 0 for the topology's; `alone`: edges whose
+    processes cannot share their socket."""
+
+    processes: Mapping[str, Ran]
+    serving: frozenset[str]
+    resting: frozenset[str] = frozenset()
+    weights: Mapping[str, int] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """`unit`: an edge or a region of `topology`. `again`: also what has not changed. `canary`: the
+    percentage of its weight that the region has for `watch_s` before it has all of it."""
+
+    unit: str
+    topology: Topology
+    release: str
+    again: bool = False
+    canary: int | None = None
+    watch_s: float = 0.0
+
+
+def plan(wish: Wish, before: Standing) -> tuple[Step, ...]:
+    """Nothing where nothing has changed. Raises ConfigError for a wish that cannot be."""
+    topology, unit = wish.topology, wish.unit
+    if any(edge.name == unit for edge in topology.edges):
+        if wish.canary is not None:
+            raise ConfigError(f"{unit!r} is an edge: only regions have a weight for a canary")
+        return _edge(wish, before)
+    regions = {region.name: region for region in topology.regions}
+    if unit not in regions:
+        raise ConfigError(f"the topology has neither an edge nor a region {unit!r}")
+    if unit not in before.processes:
+        raise ConfigError(f"region {unit} is new: a running world takes a region at its next start")
+    return tuple(_region(regions[unit], wish, before))
+
+
+def affected(names: Collection[str], wish: Wish, before: Standing) -> list[str]:
+    """Those of `names` that do not run, or not as wished, in the topology's order."""
+    found: list[str] = []
+    again: dict[int, set[str]] = {}
+    for name in names:
+        ran = before.processes.get(name)
+        if ran is None or wish.again or ran.release != wish.release:
+            found.append(name)
+            continue
+        key = id(ran.topology)
+        if key not in again:
+            again[key] = set(restarts(changes(ran.topology, wish.topology), wish.topology))
+        if name.partition(".")[0] in again[key]:  # a further router is restarted with the first
+            found.append(name)
+    return found
+
+
+def has_stand_in(region: Region, topology: Topology, serving: Collection[str]) -> bool:
+    """Whether every request that the region gets may be served by another one that serves now."""
+    others = {one.name for one in topology.regions} & set(serving) - {region.name}
+    for model in {node.model for node in region.nodes}:
+        able = {
+            one.name
+            for one in topology.regions
+            if one.name in others
+            and any(n.model == model and n.role is not Role.PREFILL for n in one.nodes)
+        }
+        allowed = [
+            set(names)
+            for names in (
+                topology.models[model].residency,
+                *topology.residency.values(),
+                *(tenant.regions for tenant in topology.tenants.values()),
+            )
+            if names and region.name in names
+        ]
+        if not able or any(not able & names for names in allowed):
+            return False
+    return True
+
+
+def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
+    """What leads back from `done`, whose last step may be half done. Steps that find nothing to
+    take back do nothing."""
+    rests = {(step.kind, step.name): step.resting for step in done if isinstance(step, Rest)}
+    replaced = [name for step in done if isinstance(step, Replace) for name in step.names]
+    started = [step.name for step in done if isinstance(step, Start)]
+    singles = {name: kind for kind, name in rests if kind is not Kind.REGION}
+    together = [name for name in replaced if name not in singles]
+    region = next((name for kind, name in rests if kind is Kind.REGION), None)
+    steps: list[Step] = []
+    if region is not None and (together or started) and not rests[Kind.REGION, region]:
+        steps += [Rest(Kind.REGION, region, True), Idle(Kind.REGION, region, must=False)]
+    steps += [Stop(name) for name in reversed(started)]
+    if together:
+        steps += [Replace(tuple(together), back=True), Ready(tuple(together))]
+    for name, kind in singles.items():
+        if name in replaced:
+            if not rests[kind, name]:
+                steps += [Rest(kind, name, True), Idle(kind, name, must=False)]
+            steps += [Replace((name,), back=True), Ready((name,))]
+            if name not in before.resting:
+                steps.append(Rest(kind, name, False))
+        elif name not in before.resting:
+            steps.append(Rest(kind, name, False))
+    steps += [Beside(step.edge, back=True) for step in done if isinstance(step, Beside)]
+    if together and region is not None:
+        steps.append(Heard(region))
+    for weighed in {step.region for step in done if isinstance(step, Weigh)}:
+        steps.append(Weigh(weighed, before.weights.get(weighed, 0)))
+    if region is not None and region not in before.resting:
+        steps.append(Rest(Kind.REGION, region, False))
+    return tuple(steps)
+
+
+def _edge(wish: Wish, before: Standing) -> tuple[Step, ...]:
+    edge = wish.unit
+    if edge not in before.processes:
+        raise ConfigError(f"edge {edge} is new: a running world takes an edge at its next start")
+    if not affected([edge], wish, before):
+        return ()
+    if edge in before.alone:
+        return (Replace((edge,)), Ready((edge,)))
+    return (Beside(edge),)
+
+
+def _region(region: Region, wish: Wish, before: Standing) -> Iterator[Step]:
+    routers = [name for name, _ in region.doors]
+    found = affected([*routers, *(node.name for node in region.nodes)], wish, before)
+    if not found:
+        return
+    fresh = [name for name in found if name not in before.processes]
+    changed = [name for name in found if name in before.processes]
+    nodes = [node for node in region.nodes if node.name in changed]
+    doors = [name for name in routers if name in changed]
+    if fresh and not doors:
+        doors = list(routers)  # a router takes in the nodes of its own topology
+    one_by_one: list[str] = []
+    alone = not has_stand_in(region, wish.topology, before.serving)
+    if alone and wish.canary is not None:
+        raise ConfigError(
+            f"a canary needs another region that can take what region {region.name} does not get"
+        )
+    if alone:
+        one_by_one += [node.name for node in nodes if _stands_in(node, region, before)]
+        if len(routers) > 1:
+            one_by_one += doors
+    for name in one_by_one:
+        yield from _singly(name, Kind.ROUTER if name in routers else Kind.NODE, before)
+    together = [name for name in (*doors, *(n.name for n in nodes)) if name not in one_by_one]
+    yield from _together(region, together, fresh, wish, before)
+
+
+def _singly(name: str, kind: Kind, before: Standing) -> Iterator[Step]:
+    yield Rest(kind, name, True)
+    yield Idle(kind, name)
+    yield Replace((name,))
+    yield Ready((name,))
+    if name not in before.resting:
+        yield Rest(kind, name, False)
+
+
+def _together(
+    region: Region, names: Sequence[str], fresh: Sequence[str], wish: Wish, before: Standing
+) -> Iterator[Step]:
+    name = region.name
+    if names:
+        yield Rest(Kind.REGION, name, True)
+        yield Idle(Kind.REGION, name)
+        yield Replace(tuple(names))
+    for one in fresh:
+        yield Start(one)
+    if names or fresh:
+        yield Ready((*names, *fresh))
+    yield Heard(name)
+    own = before.weights.get(name, 0)
+    if wish.canary is not None:
+        full = own or region.weight
+        yield Weigh(name, max(1, round(full * wish.canary / 100)))
+    if names and name not in before.resting:
+        yield Rest(Kind.REGION, name, False)
+    if wish.canary is not None:
+        yield Watch(name, wish.watch_s)
+        yield Weigh(name, own)
+
+
+def _stands_in(node: Node, region: Region, before: Standing) -> bool:
+    """Whether another node of the region can do what this one does, meanwhile. What reads prompts
+    can be done without by nodes that decode."""
+    others = [
+        one
+        for one in region.nodes
+        if one.name != node.name
+        and one.model == node.model
+        and one.name in before.processes
+        and one.name not in before.resting
+    ]
+    return any(one.role is not Role.PREFILL for one in others)

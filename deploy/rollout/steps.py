@@ -1,0 +1,133 @@
+"""The steps of a rollout, as they are planned, shown by `--dry-run` and taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    EDGE = "edge"
+    REGION = "region"
+    ROUTER = "router"
+    """One of several of a region; the only one is replaced with its region."""
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What rests gets nothing new and ends what it has."""
+
+    kind: Kind
+    name: str
+    resting: bool
+
+    def __str__(self) -> str:
+        return f"{'drain' if self.resting else 'undrain'} {self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """`must`: what still runs after the patience is a failure, else it is broken off."""
+
+    kind: Kind
+    name: str
+    must: bool = True
+
+    def __str__(self) -> str:
+        return f"wait until {self.kind} {self.name} is idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Stop and start. `back`: start what ran before the rollout."""
+
+    names: tuple[str, ...]
+    back: bool = False
+
+    def __str__(self) -> str:
+        return f"replace {', '.join(self.names)}{_as_before(self.back)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What did not run before."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"start {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What is not to run any more: the way back from `Start`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"stop {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A second process of an edge on the same socket; the first ends with its last answer."""
+
+    edge: str
+    back: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"start another process of edge {self.edge} on its socket{_as_before(self.back)}, wait "
+            "until it can answer, let the first end with its last answer"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Edges, routers and nodes by name."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"wait until {', '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Every edge hears the region again."""
+
+    region: str
+
+    def __str__(self) -> str:
+        return f"wait until every edge hears region {self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """0 is the topology's own."""
+
+    region: str
+    weight: int
+
+    def __str__(self) -> str:
+        shown = str(self.weight) if self.weight else "as the topology has it"
+        return f"weight of region {self.region}: {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Compare the region with what it was and with the others; past a bound the rollout fails."""
+
+    region: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"watch errors and first deltas of region {self.region} for {self.seconds:g} s"
+
+
+Step = Rest | Idle | Replace | Start | Stop | Beside | Ready | Heard | Weigh | Watch
+
+
+def _as_before(back: bool) -> str:
+    return " by what it was" if back else ""

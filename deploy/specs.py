@@ -1,0 +1,66 @@
+"""How each process of a world is started on this machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from core.config import World
+from deploy.process import Spec
+from deploy.releases import Release, own
+
+
+class Makings:
+    """`logs`: where each process's output goes; `listeners`: the sockets of edges by name."""
+
+    def __init__(self, logs: Path, listeners: Mapping[str, socket.socket]) -> None:
+        self._logs = logs
+        self._listeners = listeners
+
+    def shares_its_socket(self, edge: str) -> bool:
+        """Whether two processes of the edge can accept side by side."""
+        return edge in self._listeners
+
+    def all(self, world: World) -> list[Spec]:
+        return [self.spec(world, name) for name in names(world)]
+
+    def spec(
+        self,
+        world: World,
+        name: str,
+        release: Release | None = None,
+        more: tuple[socket.socket, ...] = (),
+    ) -> Spec:
+        """Of the process `name`. `more`: further sockets that an edge is to accept from."""
+        topology = world.topology
+        base = ("--topology", str(world.path), "--state", str(world.state), "--name", name)
+        environment = {"PYTHONUNBUFFERED": "1"}
+        listeners: tuple[int, ...] = ()
+        words: tuple[str, ...]
+        if any(edge.name == name for edge in topology.edges):
+            kind, module, words = "edge", "edge", base
+            if name in self._listeners:
+                listeners = tuple(one.fileno() for one in (self._listeners[name], *more))
+                words = (*base, "--listen-fd", *map(str, listeners))
+        elif any(door == name for region in topology.regions for door, _ in region.doors):
+            kind, module, words = "router", "regional", ("router", *base)
+        else:
+            _, node = topology.node(name)
+            kind, module, words = "node", "regional", ("node", *base)
+            # Threads of one node must not spin while another computes on the same cores.
+            environment |= {"OMP_NUM_THREADS": str(node.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        log = self._logs / f"{name}.log"
+        return Spec(
+            name, kind, module, words, environment, log, listeners, release or own()
+        )  # fmt: skip
+
+
+def names(world: World) -> list[str]:
+    """Of all processes, in the order in which they are started."""
+    topology = world.topology
+    return [
+        *(door for region in topology.regions for door, _ in region.doors),
+        *(node.name for region in topology.regions for node in region.nodes),
+        *(edge.name for edge in topology.edges),
+    ]
