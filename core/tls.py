@@ -35,7 +35,7 @@ class Files:
         return cls(folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key")
 
 
-class Identity:
+class Credentials:
     """A process's own certificate, and contexts that show it and ask for the other side's.
 
     A client's context wants the other side's certificate to name the address that was dialled.
@@ -100,20 +100,20 @@ class Identity:
             return ()
 
 
-def identity_of(world: World, name: str) -> Identity | None:
+def credentials_of(world: World, name: str) -> Credentials | None:
     """Of the process `name`; None where the world's processes speak plaintext. Raises
     ConfigError."""
     tls = world.topology.tls
-    return Identity(Files.of(world.state / tls.folder, name)) if tls.inside else None
+    return Credentials(Files.of(world.state / tls.folder, name)) if tls.inside else None
 
 
 @contextlib.asynccontextmanager
-async def kept_fresh(identity: Identity | None) -> AsyncIterator[None]:
+async def kept_fresh(credentials: Credentials | None) -> AsyncIterator[None]:
     """Looks at its files until the block ends."""
-    if identity is None:
+    if credentials is None:
         yield
         return
-    task = asyncio.create_task(identity.keep_fresh())
+    task = asyncio.create_task(credentials.keep_fresh())
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from core.address import split_address
 from core.config import Topology, World
 from core.errors import ConfigError
+from deploy.inside import OPERATOR
 
 CA = "ca"
 CA_DAYS = 3650
@@ -62,14 +63,19 @@ def init(world: World, days: int, say: Callable[[str], None]) -> None:
 
 def rotate(world: World, days: int, say: Callable[[str], None], *, authority: bool) -> None:
     """New certificates for all; running processes take them up within seconds and no connection
-    breaks. `authority`: a new one too, while the old one is still good. Raises ConfigError."""
+    breaks. `authority`: only a new authority, believed beside the old one from now on; certificates
+    are of the new one from the next rotation. Raises ConfigError."""
     folder = folder_of(world)
     if not (folder / f"{CA}.key").exists():
         raise ConfigError(f"{folder} has no authority's key; `skerry certs init` makes one")
     if authority:
         old = (folder / f"{CA}.crt").read_bytes().split(_END)[0] + _END + b"\n"
         _make_authority(folder, world.topology.name, also=old)
-        say("a new authority; the one before is still believed until the next rotation of it")
+        say(
+            f"{folder / 'ca.crt'}: a new authority beside the old one. Once every machine has the "
+            "file, `skerry certs rotate` makes certificates of the new one"
+        )
+        return
     for name, hosts in processes(world.topology):
         _make(folder, name, hosts, days)
         say(f"{name}: new, for {days} days")
@@ -91,6 +97,7 @@ def rows(world: World) -> list[Row]:
 
 def processes(topology: Topology) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Name and hosts of everything that listens or dials inside the world."""
+    yield OPERATOR, ()
     for edge in topology.edges:
         yield edge.name, ()
     for region in topology.regions:

@@ -1,0 +1,53 @@
+"""`skerry certs`, as the command line declares it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
+
+certs = typer.Typer(help="Certificates of a world's processes.", no_args_is_help=True)
+
+DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")]
+DAYS = 90
+
+
+@certs.command()
+def init(
+    days: DaysOption = DAYS, topology: AnyTopologyOption = None, state: AnyStateOption = None
+) -> None:
+    """Make the world's authority and a certificate for each process, as far as they are not
+    there. They are used where the topology says `[tls] inside = true`."""
+    from deploy.certs import init
+
+    init(world_meant(topology, state), days, print)
+
+
+@certs.command()
+def rotate(
+    days: DaysOption = DAYS,
+    authority: Annotated[
+        bool,
+        typer.Option(
+            "--authority", help="Only a new authority, believed beside the old one; then rotate."
+        ),
+    ] = False,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
+) -> None:
+    """Make new certificates for all. What runs takes them up within seconds; no connection
+    breaks."""
+    from deploy.certs import rotate
+
+    rotate(world_meant(topology, state), days, print, authority=authority)
+
+
+@certs.command("list")
+def list_certs(topology: AnyTopologyOption = None, state: AnyStateOption = None) -> None:
+    """Every certificate with the days that it is good for."""
+    from deploy.certs import rows
+
+    for row in rows(world_meant(topology, state)):
+        print(f"{row.name:<20} {row.days_left:>5} days  {', '.join(row.hosts)}".rstrip())
