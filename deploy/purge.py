@@ -20,6 +20,7 @@ from core.config import World, load
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from core.purge import PURGE_PATH, FilesPurged, NodePurged, PurgeAsk, RegionPurged
+from deploy.inside import client, router_url
 from deploy.process import with_sources
 from deploy.state import current_of
 
@@ -36,7 +37,7 @@ def purge(world: World, tenant: str, *, shared: bool) -> int:
     routers = doors(world)
     for name, url in routers.items():
         try:
-            told = ask(url, namespace, world.secret("region"))
+            told = ask(world, url, namespace)
         except ConfigError as error:
             left.append(f"region {name}: {error}")
             continue
@@ -80,7 +81,7 @@ def doors(world: World) -> Mapping[str, str]:
     if current is not None and current.topology:  # that has the ports which were found
         return _routers(load(Path(current.topology), state=world.state))
     fixed = {name: url for name, url in _routers(world).items() if not url.endswith(":0")}
-    if any(_answers(url) for url in fixed.values()):
+    if any(_answers(world, url) for url in fixed.values()):
         return fixed
     if fixed:
         print(f"no router of {world.path} answers: what runs elsewhere is left", file=sys.stderr)
@@ -89,27 +90,27 @@ def doors(world: World) -> Mapping[str, str]:
 
 def _routers(world: World) -> dict[str, str]:
     return {
-        name: f"http://{router.http}"
+        name: router_url(world.topology, router.http)
         for region in world.topology.regions
         for name, router in region.doors
     }
 
 
-def _answers(url: str) -> bool:
+def _answers(world: World, url: str) -> bool:
     try:
-        return httpx.get(f"{url}/healthz", timeout=TIMEOUT, trust_env=False).is_success
+        with client(world, timeout=TIMEOUT) as http:
+            return http.get(f"{url}/healthz").is_success
     except httpx.TransportError:
         return False
 
 
-def ask(url: str, namespace: str, secret: bytes) -> RegionPurged:
+def ask(world: World, url: str, namespace: str) -> RegionPurged:
     """Raises ConfigError."""
     body = msgspec.json.encode(PurgeAsk(namespace))
-    headers = {SECRET_HEADER: secret.decode()}
+    headers = {SECRET_HEADER: world.secret("region").decode()}
     try:
-        said = httpx.post(
-            f"{url}{PURGE_PATH}", content=body, headers=headers, timeout=TIMEOUT, trust_env=False
-        )
+        with client(world, timeout=TIMEOUT) as http:
+            said = http.post(f"{url}{PURGE_PATH}", content=body, headers=headers)
     except httpx.TransportError as error:
         raise ConfigError(f"{url}: {str(error) or type(error).__name__}") from error
     if not said.is_success:
