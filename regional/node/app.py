@@ -15,14 +15,14 @@ from typing import Any
 from core import log as logs
 from core.config import Limits, Model, Node, Scripted, World
 from core.engine.messages import RankConfig, ScriptedConfig
-from core.errors import ConfigError, NodeLost
-from core.kv.transports.ways import Ways, check
+from core.errors import ConfigError, Draining, NodeLost
+from core.kv.transports.ways import Tls, Ways, check
 from core.models.numbers import check_plan
 from core.models.source import resolve_source
 from core.parallel import ONE_HOST, Hosts, refusal
 from core.release import release
 from core.text.model import TextModel, load_text
-from core.tls import Identity, identity_of
+from core.tls import Credentials, credentials_of, kept_fresh
 from core.types import BLOCK_TOKENS
 from regional.node.bandwidth import Bandwidth, MeasuredCarrier
 from regional.node.front import Front
@@ -63,7 +63,7 @@ class NodeSetup:
     patience: Patience = PATIENCE
     hosts: Hosts = ONE_HOST
     tiers: TierSetup = NO_TIERS
-    identity: Identity | None = None
+    credentials: Credentials | None = None
 
 
 def run_node(world: World, name: str) -> int:
@@ -84,7 +84,7 @@ def run_node(world: World, name: str) -> int:
             trusted=world.topology.routing.network_trusted,
         ),
         tiers=tier_setup(world, node),
-        identity=identity_of(world, name),
+        credentials=credentials_of(world, name),
     )
     return asyncio.run(serve(setup))
 
@@ -143,13 +143,13 @@ async def _serve(
         *outposts.ranks,
     ]
     ready = [one.ready for one in everyone]
-    mine = setup.identity
+    mine = setup.credentials
     tls = None if mine is None else Tls(mine.server, mine.client)
     ways = Ways(setup.node.host, setup.node.transports, clock=time.monotonic, tls=tls)
     own = outpost.own_hosts(plan, loaded, ways.landing)
     tiers: NodeTiers | None = None
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with kept_fresh(mine), asyncio.TaskGroup() as tasks:
             bandwidth = Bandwidth()
             pools = [
                 _pool(number, setup, ranks.links[plan.leader(number)], own[number],
@@ -179,14 +179,12 @@ async def _serve(
                 pools=plan.dp_attention,
                 join=identity.join,
                 heartbeat=lambda: identity.heartbeat(front, bandwidth.bytes_per_s),
-                identity=mine,
+                credentials=mine,
             )
-            fresh = tasks.create_task(_kept_fresh(mine), name="certificates")
             running = tasks.create_task(sessions.run(), name="sessions")
             keeping = tasks.create_task(tiers.run(), name="tiers")
             status = await _until_the_end(front, sessions, _first(ranks, outposts), stop)
             running.cancel()
-            fresh.cancel()
             keeping.cancel()
     finally:
         ways.close()
@@ -250,6 +248,7 @@ async def _until_the_end(
             front.fail_all(error)
             await sessions.leave("a rank died", timeout_s=GOODBYE_S)
             return EXIT_RANK_LOST
+        front.give_up(Draining("the node stops"))
         await sessions.leave("stopped", timeout_s=GOODBYE_S)
         return 0
     finally:

@@ -154,9 +154,10 @@ class Front:
         if not self.draining:
             self._admission.draining = True
             log.info("draining: %d answers, %d prefills", len(self._answers), len(self._errands))
-        self._loop.call_later(grace_s, self._give_up, Draining("the node stops"))
+        self._loop.call_later(grace_s, self.give_up, Draining("the node stops"))
 
-    def _give_up(self, error: RequestError) -> None:
+    def give_up(self, error: RequestError) -> None:
+        """Let what can go on elsewhere do so; the rest ends with `error`."""
         self._answers.move_all(error)
         self._errands.fail_all(error)
 

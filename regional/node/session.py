@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from core.errors import Forbidden, VersionSkew
-from core.tls import Identity
+from core.tls import Credentials
 from core.types import WIRE_VERSION
 from regional import rpc
 from regional.node.ledger import Account, Ledger
@@ -99,10 +99,10 @@ class RouterSession:
         join: Callable[[], pb.NodeMessage],
         heartbeat: Callable[[], pb.NodeMessage],
         ledger: Ledger,
-        identity: Identity | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._address = address
-        self._identity = identity
+        self._identity = credentials
         self._ledger = ledger
         self.account: Account | None = None
         """What this router has under way here, while there is a session."""

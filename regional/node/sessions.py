@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from core.tls import Identity
+from core.tls import Credentials
 from regional.node.ledger import Account, Ledger
 from regional.node.session import RouterSession, SessionUser
 from regional.pb import node_pb2 as pb
@@ -23,12 +23,17 @@ class RouterSessions:
         pools: int,
         join: Callable[[], pb.NodeMessage],
         heartbeat: Callable[[], pb.NodeMessage],
-        identity: Identity | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         ledger = Ledger(pools, self._changed)
         self._sessions = [
             RouterSession(
-                address, user, join=join, heartbeat=heartbeat, ledger=ledger, identity=identity
+                address,
+                user,
+                join=join,
+                heartbeat=heartbeat,
+                ledger=ledger,
+                credentials=credentials,
             )
             for address in addresses
         ]

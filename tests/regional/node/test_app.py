@@ -144,13 +144,22 @@ def test_a_stop_signal_lets_answers_finish(tmp_path: Path, number: signal.Signal
 
 
 def test_a_second_stop_signal_does_not_wait(tmp_path: Path) -> None:
+    """What can go on elsewhere is given back from where it stands, the rest ends with a name."""
+
     async def test(world: World) -> None:
         async with world.node("writer") as (writer, front):
+            desk = writer.desk
             writer.say(start("a.1", work(PROMPT)))
-            await writer.desk.until(lambda: len(writer.desk.outputs("a.1")) > 2)
+            writer.say(start("b.1", work(PROMPT, move=16)))
+            await desk.until(lambda: min(len(desk.outputs(one)) for one in ("a.1", "b.1")) > 2)
             front.terminate()
-            await writer.desk.until(lambda: writer.desk.of("heartbeat")[-1].heartbeat.draining)
+            await desk.until(lambda: desk.of("heartbeat")[-1].heartbeat.draining)
             front.terminate()
+            assert fault_of(await desk.ended("a.1")).code == "draining"
+            await desk.until(lambda: bool(desk.of("preempted")))
+            (left,) = [one.preempted for one in desk.of("preempted")]
+            assert left.attempt_id == "b.1"
+            assert list(left.token_ids) == answer_ids(desk.events("b.1"))
             assert await ended(front) == 0
 
     in_world(test, tmp_path, scripted="scripted = { step_ms = 10.0, repeat = true }")

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 
 from core.engine import sampler
-from core.engine.gpu.sampler import UNSOUND, choose, numbers, plain, random_rows
+from core.engine.gpu.sampler import (
+    UNSOUND,
+    choose,
+    draw_together,
+    numbers,
+    plain,
+    random_rows,
+)
 from core.engine.plan import History, SampleSpec
+from core.engine.process_groups import TorchGroup
+from core.engine.sampler_split import Vocabulary
+from core.models.parallel import split
 from kernels.draw import draw_by_sorting
+from tests.core.engine.ranks import Crowd
 
 BASE = SampleSpec(temperature=1.0, top_p=1.0, top_k=0, seed=3, choice=0, position=0)
 
@@ -92,3 +103,37 @@ def test_what_needs_the_host_is_known() -> None:
         {"forbidden": (1,), "min_tokens": 1},
     ):
         assert not plain(replace(BASE, **change)), change
+
+
+@pytest.mark.parametrize(("vocabulary", "ranks"), [(3000, 2), (200, 3)])
+def test_ranks_that_share_a_vocabulary_come_to_the_same(vocabulary: int, ranks: int) -> None:
+    """Where their candidates decide, they have decided what the host decides of all logits; where
+    each rank sends all that it has, they always do."""
+    settings = itertools.product((0.0, 0.7, 3.0), (0, 5, 900), (0.4, 1.0), (0.0, 0.05))
+    specs = [
+        replace(BASE, temperature=t, top_k=k, top_p=p, min_p=m, seed=seed)
+        for seed, (t, k, p, m) in enumerate(settings)
+    ]
+    logits = torch.randn(len(specs), vocabulary, generator=torch.Generator().manual_seed(5)) * 3
+    logits[::3] = logits[::3].round()
+    logits[7, 3] = float("nan")
+    expected = [
+        UNSOUND if one is None else one.token_id for one in sampler.sample(logits.clone(), specs)
+    ]
+    shards = split(vocabulary, ranks)
+    crowd = Crowd(ranks)
+
+    def own(group: TorchGroup) -> tuple[list[int], list[bool]]:
+        columns = logits[:, shards[group.rank].start : shards[group.rank].stop]
+        given = numbers(specs), random_rows(specs)
+        ids, decided = draw_together(columns, *given, Vocabulary(shards, group))
+        return ids.tolist(), decided.tolist()
+
+    found = crowd.each(own)
+    crowd.close()
+    assert all(one == found[0] for one in found)
+    ids, decided = found[0]
+    sure = [n for n in range(len(specs)) if decided[n] or expected[n] == UNSOUND]
+    assert [ids[n] for n in sure] == [expected[n] for n in sure]
+    assert len(specs) * 0.7 < len(sure) <= len(specs)
+    assert (len(sure) == len(specs)) == (vocabulary == 200)
