@@ -26,10 +26,10 @@ from core.orders import Orders, orders_file
 from core.release import release
 from core.status import RegionStatus
 from core.text.model import load_text
-from core.tls import identity_of, kept_fresh
+from core.tls import credentials_of, kept_fresh
 from core.types import ModelName, RegionName, Role
-from regional.http import RegionHttp
 from regional import rpc
+from regional.http import RegionHttp
 from regional.orders import OrderBook, OrdersHttp
 from regional.prefixes import PUBLISHED_SHARE, Prefixes
 from regional.purging import PurgeHttp
@@ -64,7 +64,7 @@ class RouterApp:
         """`name`: of this one of several routers of the region."""
         limits, secret = world.topology.limits, world.secret("region")
         self._region = region
-        self._identity = identity_of(world, name or region.name)
+        self._credentials = credentials_of(world, name or region.name)
         self._models = tuple(texts)
         self._epoch = secrets.token_hex(8)
         self._release = release()
@@ -128,7 +128,7 @@ class RouterApp:
             starting.push_async_callback(self._kept.close)
             self.grpc_port = await self._start_grpc(starting)
             self.http_port = await self._start_http(starting)
-            await starting.enter_async_context(kept_fresh(self._identity))
+            await starting.enter_async_context(kept_fresh(self._credentials))
             for work in (self.router.watch(), self.publisher.run(), self.queue.run()):
                 starting.push_async_callback(_end, asyncio.create_task(work))
             self._running = starting.pop_all()
@@ -145,11 +145,7 @@ class RouterApp:
         server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._sessions.handler(),))
         try:
-            port: int = (
-                server.add_insecure_port(self._region.grpc)
-                if self._identity is None
-                else server.add_secure_port(self._region.grpc, rpc.server_credentials(self._identity))
-            )
+            port = rpc.listen(server, self._region.grpc, self._credentials)
         except RuntimeError as error:
             raise ConfigError(f"{self._region.grpc} cannot be listened on: {error}") from error
 
@@ -178,7 +174,7 @@ class RouterApp:
         starting.push_async_callback(runner.cleanup)
         host, port = split_address(self._region.http)
         try:
-            context = None if self._identity is None else self._identity.server
+            context = None if self._credentials is None else self._credentials.server
             await web.TCPSite(runner, host, port, ssl_context=context).start()
         except OSError as error:
             raise ConfigError(

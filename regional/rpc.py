@@ -20,7 +20,7 @@ from typing import Protocol
 import grpc
 
 from core.errors import ConfigError, Draining, Forbidden, InvalidRequest, RequestError, VersionSkew
-from core.tls import Identity
+from core.tls import Credentials
 from core.types import WIRE_VERSION, NodeName
 from regional.pb import node_pb2 as pb
 
@@ -251,21 +251,28 @@ class SessionServer:
                 raise outcome
 
 
-def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """The files are read anew for each handshake: a rotation needs no new server."""
+def listen(server: grpc.aio.Server, address: str, credentials: Credentials | None) -> int:
+    """Its port. With credentials both sides show theirs; a rotation needs no new server, since the
+    files are read for each handshake. Raises RuntimeError."""
+    port: int
+    if credentials is None:
+        port = server.add_insecure_port(address)
+        return port  # noqa: RET504 - grpc has no types here
 
     def now() -> grpc.ServerCertificateConfiguration:
-        authority, key, certificate = identity.pem()
+        authority, key, certificate = credentials.pem()
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
-    return grpc.dynamic_ssl_server_credentials(now(), now, require_client_authentication=True)
+    secure = grpc.dynamic_ssl_server_credentials(now(), now, require_client_authentication=True)
+    port = server.add_secure_port(address, secure)
+    return port  # noqa: RET504 - grpc has no types here
 
 
-def channel_to(address: str, identity: Identity | None) -> grpc.aio.Channel:
-    """A node's channel to a router; with an identity both show theirs."""
+def channel_to(address: str, credentials: Credentials | None) -> grpc.aio.Channel:
+    """A node's channel to a router; with credentials both show theirs."""
     options = channel_options()
-    if identity is None:
+    if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
-    authority, key, certificate = identity.pem()
-    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+    authority, key, certificate = credentials.pem()
+    secure = grpc.ssl_channel_credentials(authority, key, certificate)
+    return grpc.aio.secure_channel(address, secure, options=options)
