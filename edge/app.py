@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import aiohttp
 from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import CollectorRegistry
@@ -21,6 +20,7 @@ from core.errors import ConfigError
 from core.metrics import EdgeMetrics, StatusCollector
 from core.orders import orders_file, read_orders
 from core.release import release
+from core.tls import credentials_of, kept_fresh
 from core.types import RegionName
 from edge.admission import Admission
 from edge.api.cors import cors
@@ -84,6 +84,7 @@ async def open_edge(
     metrics = EdgeMetrics(own)
     recent = Recent(name, seat.number)
     version = release()
+    credentials = credentials_of(world, name)
     secret, fleet_key = world.secret("region"), world.secret("fleet")
     hold = Hold(
         limit=topology.limits.hold,
@@ -91,7 +92,8 @@ async def open_edge(
         region_queue=topology.limits.queue,
     )
     async with (
-        new_session() as session,
+        kept_fresh(credentials),
+        new_session(credentials) as session,
         _config_errors_alone(),
         open_telemetry(topology.observe.otlp, name) as telemetry,
         asyncio.TaskGroup() as tasks,
@@ -148,7 +150,7 @@ async def open_edge(
         kept_orders = orders_file(world.state, name)
         admission.rest(read_orders(kept_orders).resting)
         intake = Intake(topology)
-        queues = _queues(world, edge, session.http, secret)
+        queues = _queues(world, edge, session, secret)
         collector = Collector(queues, tenants.budgets, world.state / "collector.lock")
         batches = BatchDesk(
             desk=desk,
@@ -231,14 +233,15 @@ def _watch(
 
 
 def _queues(
-    world: World, edge: Edge, session: aiohttp.ClientSession, secret: bytes
+    world: World, edge: Edge, session: RegionSession, secret: bytes
 ) -> dict[RegionName, QueueClient]:
     return {
         RegionName(region.name): HttpQueueClient(
             RegionName(region.name),
             region.http,
-            session,
+            session.http,
             secret=secret,
+            scheme=session.scheme,
             delay_s=_delay_s(world, edge, region.name),
         )
         for region in world.topology.regions

@@ -170,7 +170,9 @@ class Gateway:
         )
         group = Group(request.model, errand.allowed)
         if self._hold.crowded(group):
-            busy: RequestError = NoCapacity("every region is busy, and others wait already", retry_after_s=1.0)
+            busy: RequestError = NoCapacity(
+                "every region is busy, and others wait already", retry_after_s=1.0
+            )
         else:
             try:
                 async with aclosing(self._once(errand)) as batches:

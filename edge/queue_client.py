@@ -77,10 +77,11 @@ class HttpQueueClient:
         session: aiohttp.ClientSession,
         *,
         secret: bytes,
+        scheme: str = "http",
         delay_s: float = 0.0,
     ) -> None:
         self._name = name
-        self._base = f"http://{address}/internal/v1/"
+        self._base = f"{scheme}://{address}/internal/v1/"
         self._session = session
         self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
         self._delay_s = delay_s

@@ -29,6 +29,7 @@ from core.errors import (
 from core.events import Event, event_decoder
 from core.naps import Nap
 from core.status import Told, status_decoder
+from core.tls import Credentials
 from core.types import WIRE_VERSION, GenerateRequest, RegionName, RequestId
 from edge.region_stream import CONNECT_S, Streams
 
@@ -90,7 +91,7 @@ class HttpRegionClient:
     ) -> None:
         self._name = name
         self._address = address
-        self._base = f"http://{address}/internal/v1"
+        self._base = f"{session.scheme}://{address}/internal/v1"
         self._streams = session.streams
         self._session = session.http
         self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
@@ -233,11 +234,14 @@ def _refusal(name: RegionName, status: int, headers: Mapping[str, str]) -> Reque
 class RegionSession:
     """The connections to all regions: `streams` for generations, `http` for all the rest."""
 
-    def __init__(self) -> None:
-        self.streams = Streams()
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        """With `credentials` all of them are TLS, and both sides show their certificates."""
+        self.scheme = "http" if credentials is None else "https"
+        tls = None if credentials is None else credentials.client
+        self.streams = Streams(tls)
         # No limit on connections (admission limits), none on duration (deadlines limit).
         self.http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, ssl=tls or True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             auto_decompress=False,
             trust_env=False,
@@ -250,8 +254,8 @@ class RegionSession:
 
 
 @asynccontextmanager
-async def new_session() -> AsyncIterator[RegionSession]:
-    session = RegionSession()
+async def new_session(credentials: Credentials | None = None) -> AsyncIterator[RegionSession]:
+    session = RegionSession(credentials)
     try:
         yield session
     finally:

@@ -9,6 +9,7 @@ httptools'. Nothing here knows what is in a body.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -222,9 +223,10 @@ class Stream(asyncio.Protocol):
 
 
 class Streams:
-    """Warm connections to all regions. `close` ends them."""
+    """Warm connections to all regions, over `tls` where it is given. `close` ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._idle: dict[str, list[Stream]] = {}
         self._open: set[Stream] = set()
         self._none_open = asyncio.Event()
@@ -282,7 +284,9 @@ class Streams:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, stream = await loop.create_connection(lambda: Stream(self, address), host, port)
+                _, stream = await loop.create_connection(
+                    lambda: Stream(self, address), host, port, ssl=self._tls
+                )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no connection within {CONNECT_S:g} s"
             raise RegionUnavailable(f"it is not reached: {why}") from error

@@ -40,20 +40,21 @@ class LogBook:
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._said: deque[Line] = deque(maxlen=LINES)
+        self._runs: deque[Line] = deque(maxlen=LINES // 4)
         self._told: deque[Line] = deque(maxlen=LINES // 4)
-        """By us, and of runs: what a Worker says does not push it out."""
+        """By us: what a Worker says and does pushes nothing of it out."""
         self._followers: set[asyncio.Queue[Line]] = set()
 
     def say(self, version: str, level: str, message: str, run: Run | None = None) -> None:
         text = message if len(message) <= LINE_BYTES else message[:LINE_BYTES] + "…"
         line = Line(at=self._clock(), version=version, level=level, message=text, run=run)
-        (self._told if level in ("host", "run") else self._said).append(line)
+        {"host": self._told, "run": self._runs}.get(level, self._said).append(line)
         for follower in self._followers:
             if not follower.full():
                 follower.put_nowait(line)
 
     def last(self, count: int) -> list[Line]:
-        lines = heapq.merge(self._told, self._said, key=lambda line: line.at)
+        lines = heapq.merge(self._told, self._runs, self._said, key=lambda line: line.at)
         return list(lines)[-count:] if count else []
 
     async def follow(self) -> AsyncIterator[Line]:
