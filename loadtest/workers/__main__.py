@@ -73,6 +73,8 @@ def added(
                 rounds[name].append(through)
                 gaps[name].append(through - direct)
         again = sum(edge.row(name).starts for name in names) - before
+    if again:
+        say("\n".join(f"{name}: {line}" for name in names for line in edge.told(name)))
     samples["a call of one piece, median, ms"] = rounds
     count = options.rounds * options.calls * len(names)
     figures = [

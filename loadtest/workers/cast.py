@@ -31,6 +31,11 @@ class Row(msgspec.Struct):
     starts: int = 0
 
 
+class _Line(msgspec.Struct):
+    level: str = "log"
+    message: str = ""
+
+
 class _Rows(msgspec.Struct):
     workers: list[Row]
 
@@ -43,14 +48,24 @@ class Edge:
 
     def row(self, name: str) -> Row:
         """What its host knows of a Worker."""
+        rows = msgspec.json.decode(self._ask("workers"), type=_Rows).workers
+        return next(row for row in rows if row.name == name)
+
+    def told(self, name: str) -> list[str]:
+        """What the host said of a Worker: why its process ended."""
+        lines = self._ask(f"workers/{name}/tail?follow=0&lines=1000").splitlines()
+        said = [msgspec.json.decode(line, type=_Line) for line in lines]
+        return [line.message for line in said if line.level == "host"]
+
+    def _ask(self, path: str) -> bytes:
         secret = (self.folder / "admin.secret").read_text(encoding="ascii")
         asked = urllib.request.Request(
-            f"http://{HOST}:{self.admin}/admin/v1/workers",
+            f"http://{HOST}:{self.admin}/admin/v1/{path}",
             headers={"authorization": f"Bearer {secret}"},
         )
         with urllib.request.urlopen(asked, timeout=10) as answer:
-            rows = msgspec.json.decode(answer.read(), type=_Rows).workers
-        return next(row for row in rows if row.name == name)
+            said: bytes = answer.read()
+        return said
 
     def wait_until_cold(self, name: str) -> None:
         """Until nobody has asked it for so long that its process was stopped. Raises NotStarted."""
