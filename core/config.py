@@ -16,6 +16,7 @@ import msgspec
 
 from core.config_check import complaints, not_finite
 from core.config_locate import explain, line_of
+from core.config_scale import Scale
 from core.config_secrets import read_secret
 from core.config_tenants import ANONYMOUS, Access, Budgets, Price, Tenant
 from core.config_workers import Workers
@@ -192,6 +193,8 @@ class Region(_Section, frozen=True):
     rates say; 0 leaves it to them."""
     routers: tuple[Router, ...] = ()
     """Further routers beside the one at `http` and `grpc`: nodes join all, edges use all."""
+    scale: dict[str, Scale] = {}
+    """By model: how many of its nodes run. All do, always, where it is not named."""
 
     @property
     def doors(self) -> tuple[tuple[str, Router], ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from core.address import is_loopback, split_address
 from core.config_locate import Path, Step
+from core.config_scale import scale_complaints
 from core.config_secrets import split_reference
 from core.config_tenants import tenant_complaints
 from core.errors import ConfigError
@@ -144,6 +145,8 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
             why = _bad_transports(node.transports, trusted=topology.routing.network_trusted)
             if why is not None:
                 yield Complaint((*path, "transports"), f"node {node.name!r}: {why}")
+        for below, what in scale_complaints(region):
+            yield Complaint(("regions", place, "scale", *below), what)
         for model in sorted({node.model for node in region.nodes}):
             roles = {node.role for node in region.nodes if node.model == model}
             if roles == {Role.PREFILL}:
@@ -173,10 +176,12 @@ def _bad_addresses(topology: Topology) -> Iterator[Complaint]:
         except ConfigError as error:
             yield Complaint(path, f"{owner}: {error}")
             continue
-        if not (topology.routing.network_trusted or is_loopback(host)):
+        guarded = topology.tls.inside and path[0] == "regions"
+        if not (guarded or topology.routing.network_trusted or is_loopback(host)):
             yield Complaint(
                 path,
                 f"{owner} listens on {address}, in plaintext and without keys; keep to loopback, "
+                "say `[tls] inside = true` (regions and nodes), "
                 "or set routing.network_trusted = true where the network keeps others out",
             )
 

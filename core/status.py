@@ -17,7 +17,7 @@ STALE_S = 3.0
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model that the region can serve now."""
+    """A model that the region can serve, now or once a node of it has been started."""
 
     name: ModelName
     context: int
@@ -25,6 +25,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Summed over the nodes that read prompts."""
     decode_tokens_per_s: float = 0.0
     """Of one sequence on one node."""
+    start_s: float = 0.0
+    """More than 0: cold, no node that can answer is up; about so long until one is."""
 
 
 class RankStatus(msgspec.Struct, frozen=True):
@@ -65,6 +67,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: ModelName
     pid: int = 0
     alive: bool = True
+    off: bool = False
+    """Not alive, and not meant to be now."""
     draining: bool = False
     running: int = 0
     waiting: int = 0
@@ -107,6 +111,15 @@ class PromptTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Computed by nobody for that request."""
 
 
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many nodes of a model and role should run now, and why."""
+
+    model: ModelName
+    role: str
+    nodes: int = 0
+    why: str = ""
+
+
 class RegionMore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What came to the frame later, in one field: with more than fifteen its map would have another
     head."""
@@ -114,6 +127,8 @@ class RegionMore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompts: PromptTokens = PromptTokens()
     weight: int = 0
     """On the edges' rings, by order of the operator; 0: as the topology has it."""
+    wanted: tuple[Wanted, ...] = ()
+    """Of the models that are scaled; empty while a router that has just started looks around."""
 
 
 class RegionStatus(

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deploy.certificates import certs
 from deploy.configs import config
 from deploy.deploying import deploy
 from deploy.operate import drain, undrain, weight
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(config, name="config")
+app.add_typer(certs, name="certs")
 app.add_typer(keys, name="keys")
 app.command()(usage)
 app.command()(deploy)

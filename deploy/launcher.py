@@ -14,20 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
-import msgspec
-
 from core.config import Topology, World, load
 from core.errors import ConfigError
 from deploy import toml_write
 from deploy.fleet import Fleet, resident_mb, running
+from deploy.inside import client as client_of
 from deploy.ports import resolve
 from deploy.process import PAUSES, Pauses, Process, describe_exit
 from deploy.ready import Probe, edge_urls, router_urls
+from deploy.rollout.control import serving
+from deploy.rollout.desk import Desk
+from deploy.rollout.fit import self_contained
 from deploy.specs import Makings
 from deploy.state import (
     FOLDER,
     Say,
+    StateFolder,
     claim,
     claim_any,
     folder_name,
@@ -52,21 +54,21 @@ class LocalWorld:
         self.logs = logs
         self.edges = edge_urls(world.topology)
         self.routers = router_urls(world.topology)
-        self._processes = processes
+        self.processes = processes
 
     def pid(self, name: str) -> int:
         """The present process of an edge, region (its router) or node."""
-        return self._processes[name].pid
+        return self.processes[name].pid
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        self._processes[name].kill(number)
+        self.processes[name].kill(number)
 
     def resident_mb(self, name: str) -> int:
         """Resident memory of a process and what it started (a node's ranks)."""
         return resident_mb(self.pid(name))
 
     def resident_mb_total(self) -> int:
-        return sum(self.resident_mb(name) for name in self._processes)
+        return sum(self.resident_mb(name) for name in self.processes)
 
 
 @contextmanager
@@ -105,11 +107,12 @@ def run_world(
             world.secret(which)  # made here once rather than by many processes at the same moment
         makings = Makings(folder.logs.resolve(), resolved.listeners)
         processes = stack.enter_context(running(makings.all(world), say=say, pauses=pauses))
-        _wait_until_ready(world.topology, processes, say, draw, start_s)
+        _wait_until_ready(world, processes, say, draw, start_s)
         for process in processes.values():
             process.revive = restart
         local = LocalWorld(world, processes, folder.logs)
-        folder.record(local.edges, local.routers)
+        control = stack.enter_context(_control(described.topology, local, makings, folder))
+        folder.record(local.edges, local.routers, path, control)
         stack.enter_context(found_from(root, folder.path, say))
         yield local
 
@@ -130,29 +133,44 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _control(
+    asked: Topology, local: LocalWorld, makings: Makings, folder: StateFolder
+) -> Iterator[Path]:
+    """Where the command line asks for changes of the running world."""
+
+    def recorded(topology: Path) -> None:
+        folder.record(local.edges, local.routers, topology, where)
+
+    desk = Desk(
+        asked=asked,
+        world=local.world,
+        fleet=local.processes,
+        makings=makings,
+        recorded=recorded,
+    )
+    with serving(folder.path / "control.sock", desk.serve) as where:
+        try:
+            yield where
+        finally:
+            desk.close()
+
+
 def _marks(topology: Topology) -> list[str]:
     """Files of a state folder that this topology names and that may be there before a first `up`:
-    keys, and secrets shared with other machines."""
+    keys, certificates, and secrets shared with other machines."""
     secrets = (topology.secrets.region, topology.secrets.fleet)
     files = (one.removeprefix("file:") for one in secrets if one.startswith("file:"))
-    return [part for one in (topology.access.keys, *files) for part in Path(one).parts[:1]]
-
-
-def self_contained(world: World) -> Topology:
-    """The topology without paths that hang on the place of its file."""
-    models = {
-        name: msgspec.structs.replace(model, source=world.model_source(name))
-        for name, model in world.topology.models.items()
-    }
-    return msgspec.structs.replace(world.topology, models=models)
+    named = (topology.access.keys, topology.tls.folder, *files)
+    return [part for one in named for part in Path(one).parts[:1]]
 
 
 def _wait_until_ready(
-    topology: Topology, processes: Mapping[str, Process], say: Say, draw: Say, start_s: float
+    world: World, processes: Mapping[str, Process], say: Say, draw: Say, start_s: float
 ) -> None:
     started = time.monotonic()
-    with httpx.Client(trust_env=False) as client:
-        probe = Probe(client, topology)
+    with client_of(world) as client:
+        probe = Probe(client, world.topology)
         while True:
             for name in probe.poll():
                 process = processes[name]

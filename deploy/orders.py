@@ -14,6 +14,7 @@ import msgspec
 from core.config import Topology, World, load
 from core.errors import ConfigError
 from core.orders import ORDERS_PATH, OrderAsk, Orders
+from deploy.inside import client, router_url
 from deploy.state import current_of
 
 SECRET_HEADER = "x-skerry-secret"
@@ -50,7 +51,7 @@ def part_of(topology: Topology, name: str) -> Part:
         if edge.name == name:
             return Part("edge", name, (f"http://{edge.listen}",))
     for region in topology.regions:
-        doors = tuple(f"http://{router.http}" for _, router in region.doors)
+        doors = tuple(router_url(topology, router.http) for _, router in region.doors)
         if region.name == name:
             return Part("region", name, doors, name)
         if any(node.name == name for node in region.nodes):
@@ -79,7 +80,7 @@ def drain(
         return
     say(f"{part.kind} {name} gets nothing new; what it has goes on")
     if wait_s:
-        wait_until_idle(part, say=say, wait_s=wait_s)
+        wait_until_idle(world, part, say=say, wait_s=wait_s)
 
 
 def weigh(world: World, name: str, weight: int, *, say: Callable[[str], None]) -> None:
@@ -103,10 +104,8 @@ def give(world: World, part: Part, ask: OrderAsk) -> Orders:
     orders = Orders()
     for door in part.doors:
         try:
-            said = httpx.post(
-                f"{door}{ORDERS_PATH}", content=body, headers=headers, timeout=TIMEOUT,
-                trust_env=False,
-            )  # fmt: skip
+            with client(world, timeout=TIMEOUT) as http:
+                said = http.post(f"{door}{ORDERS_PATH}", content=body, headers=headers)
         except httpx.TransportError as error:
             raise ConfigError(
                 f"{part.kind} {part.name} is not reached at {door}: "
@@ -118,11 +117,11 @@ def give(world: World, part: Part, ask: OrderAsk) -> Orders:
     return orders
 
 
-def wait_until_idle(part: Part, *, say: Callable[[str], None], wait_s: float) -> None:
+def wait_until_idle(world: World, part: Part, *, say: Callable[[str], None], wait_s: float) -> None:
     """Raises ConfigError when something still runs after `wait_s`."""
     end = time.monotonic() + wait_s
     last = -1
-    while (left := sum(_under_way(part))) > 0:
+    while (left := sum(_under_way(world, part))) > 0:
         if left != last:
             say(f"  {left} under way")
             last = left
@@ -145,10 +144,11 @@ class _Status(msgspec.Struct):
     nodes: list[_Node] = []
 
 
-def _under_way(part: Part) -> Iterator[int]:
+def _under_way(world: World, part: Part) -> Iterator[int]:
     for door in part.doors:
         try:
-            page = httpx.get(f"{door}/status", timeout=TIMEOUT, trust_env=False).content
+            with client(world, timeout=TIMEOUT) as http:
+                page = http.get(f"{door}/status").content
         except httpx.TransportError as error:
             raise ConfigError(f"{part.name} is not reached at {door}") from error
         status = msgspec.json.decode(page, type=_Status)

@@ -14,6 +14,7 @@ import msgspec
 
 from core.config import Topology
 from core.status import NodeStatus
+from deploy.inside import router_url
 
 TIMEOUT_S = 2.0
 
@@ -33,7 +34,7 @@ class Probe:
         self._edges = edge_urls(topology)
         self._admins = {e.name: f"http://{e.admin}" for e in topology.edges if e.admin is not None}
         self._routers = {
-            name: f"http://{router.http}"
+            name: router_url(topology, router.http)
             for region in topology.regions
             for name, router in region.doors
         }
@@ -100,4 +101,4 @@ def edge_urls(topology: Topology) -> Mapping[str, str]:
 
 
 def router_urls(topology: Topology) -> Mapping[str, str]:
-    return {region.name: f"http://{region.http}" for region in topology.regions}
+    return {region.name: router_url(topology, region.http) for region in topology.regions}

@@ -46,6 +46,8 @@ class Current(msgspec.Struct, frozen=True):
     regions: dict[str, str]
     topology: str = ""
     """The resolved topology's file."""
+    control: str = ""
+    """Where `skerry up` is asked for changes."""
 
 
 def folder_name(world: str) -> str:
@@ -67,12 +69,22 @@ class StateFolder:
         self.logs.mkdir(exist_ok=True)
         self.run.mkdir()
 
-    def record(self, edges: Mapping[str, str], regions: Mapping[str, str]) -> None:
+    def record(
+        self,
+        edges: Mapping[str, str],
+        regions: Mapping[str, str],
+        topology: Path | None = None,
+        control: Path | None = None,
+    ) -> None:
+        """`topology`: where it is written, by default in the folder of this run."""
         current = Current(
             pid=os.getpid(), edges=dict(edges), regions=dict(regions),
-            topology=str((self.run / "topology.toml").resolve()),
+            topology=str((topology or self.run / "topology.toml").resolve()),
+            control=str(control or ""),
         )  # fmt: skip
-        (self.path / "current.json").write_bytes(msgspec.json.encode(current))
+        fresh = self.path / "current.json.new"
+        fresh.write_bytes(msgspec.json.encode(current))
+        os.replace(fresh, self.path / "current.json")
 
     def release(self) -> None:
         (self.path / "current.json").unlink(missing_ok=True)

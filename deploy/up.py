@@ -13,6 +13,7 @@ from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from deploy.access import needs_key
 from deploy.hints import QUESTION, curl, indented, python
+from deploy.inside import client as client_of
 from deploy.launcher import LocalWorld, ended_by_signals, run_world
 from deploy.models import check_plans
 from deploy.ready import router_view
@@ -48,7 +49,7 @@ def up(topology: Path, state: Path | None) -> None:
             screen.draw("")
             where = options_for(topology, world.world.topology.name, world.world.state)
             screen.say(welcome(world, usual_edge=first_edge(), where=where))
-            with httpx.Client(trust_env=False) as client:
+            with client_of(world.world) as client:
                 try:
                     wait_and_draw(client, world.routers, screen, period_s=1.0)
                 except KeyboardInterrupt:

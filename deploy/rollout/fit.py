@@ -6,8 +6,17 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from core.config import Edge, Region, Router, Topology
+from core.config import Edge, Region, Router, Topology, World
 from core.config_check import Complaint
+
+
+def self_contained(world: World) -> Topology:
+    """Its topology without paths that hang on the place of its file."""
+    models = {
+        name: replace(model, source=world.model_source(name))
+        for name, model in world.topology.models.items()
+    }
+    return replace(world.topology, models=models)
 
 
 def settled(given: Topology, asked: Topology, running: Topology) -> Topology:

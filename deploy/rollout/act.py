@@ -1,0 +1,52 @@
+"""Takes the steps of a plan, and takes them back when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from core.errors import ConfigError
+from deploy.rollout.plan import Standing, way_back
+from deploy.rollout.steps import Step
+
+
+class RolledBack(ConfigError):
+    """A rollout failed; the message says why, and how the world is now."""
+
+
+class Stage(Protocol):
+    """Where steps are taken."""
+
+    def take(self, step: Step) -> None:
+        """Returns when it is done. Raises ConfigError."""
+        ...
+
+
+def roll_out(
+    steps: Sequence[Step], before: Standing, stage: Stage, say: Callable[[str], None]
+) -> None:
+    """Raises RolledBack."""
+    done: list[Step] = []
+    for number, step in enumerate(steps, start=1):
+        say(f"[{number}/{len(steps)}] {step}")
+        done.append(step)
+        try:
+            stage.take(step)
+        except ConfigError as error:
+            say(f"  failed: {error}")
+            _go_back(way_back(done, before), stage, say, str(error))
+
+
+def _go_back(steps: Sequence[Step], stage: Stage, say: Callable[[str], None], why: str) -> None:
+    """Takes all of them, also past one that fails. Always raises RolledBack."""
+    failures: list[str] = []
+    for step in steps:
+        say(f"[back] {step}")
+        try:
+            stage.take(step)
+        except ConfigError as error:
+            say(f"  failed: {error}")
+            failures.append(f"{step}: {error}")
+    if failures:
+        raise RolledBack(f"{why}\nand the way back failed as well: {'; '.join(failures)}")
+    raise RolledBack(f"{why}\nthe world is as it was")

@@ -1,0 +1,141 @@
+"""What the processes of a running world say of themselves, as a rollout asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import httpx
+import msgspec
+
+from core.config import Topology, World
+from core.errors import ConfigError
+from core.orders import ORDERS_PATH, Orders
+from core.status import NodeStatus
+from deploy.orders import SECRET_HEADER
+from deploy.ready import router_view
+from deploy.rollout.steps import Kind
+from deploy.status import EdgeView
+
+TIMEOUT_S = 2.0
+POLL_S = 0.1
+
+
+class Asking:
+    """`topology` names who is to be asked, with the addresses of the running world."""
+
+    def __init__(self, client: httpx.Client, world: World, pause: Callable[[float], bool]) -> None:
+        """`pause` waits so many seconds; True when the world ends meanwhile."""
+        self._client = client
+        self._secret = world.secret("region").decode()
+        self._pause = pause
+        self.topology: Topology = world.topology
+
+    def until(self, what: Callable[[], bool], within_s: float, *, else_: Callable[[], str]) -> None:
+        """Raises ConfigError with the words of `else_` when it has not come true."""
+        end = time.monotonic() + within_s
+        while not what():
+            if time.monotonic() > end:
+                raise ConfigError(f"{else_()} after {within_s:g} s")
+            if self._pause(POLL_S):
+                raise ConfigError("the world is being stopped")
+
+    # ------------------------------------------------------------------ edges
+
+    def edge_at(self, base: str) -> EdgeView | None:
+        try:
+            answer = self._client.get(f"{base}/status", timeout=TIMEOUT_S)
+            return msgspec.json.decode(answer.content, type=EdgeView)
+        except (httpx.HTTPError, msgspec.MsgspecError):
+            return None
+
+    def hears(self, base: str, region: str | None = None) -> bool:
+        """Whether the edge there hears `region`, or any."""
+        view = self.edge_at(base)
+        return view is not None and any(
+            one.state == "fresh" and one.status is not None and bool(one.status.models)
+            for one in view.regions
+            if region in (None, one.name)
+        )
+
+    def all_hear(self, region: str) -> bool:
+        return all(self.hears(f"http://{edge.listen}", region) for edge in self.topology.edges)
+
+    def serving(self) -> frozenset[str]:
+        """The regions that every edge can use now; those that rest are not."""
+        found: set[str] | None = None
+        for edge in self.topology.edges:
+            view = self.edge_at(f"http://{edge.listen}")
+            usable = {
+                one.name
+                for one in (view.regions if view else ())
+                if one.state == "fresh"
+                and one.status is not None
+                and one.status.models
+                and not one.status.draining
+            }
+            found = usable if found is None else found & usable
+        return frozenset(found or ())
+
+    def metrics(self) -> list[bytes]:
+        """Of every edge that answers."""
+        pages: list[bytes] = []
+        for edge in self.topology.edges:
+            try:
+                answer = self._client.get(f"http://{edge.listen}/metrics", timeout=TIMEOUT_S)
+            except httpx.HTTPError:
+                continue
+            if answer.is_success:
+                pages.append(answer.content)
+        return pages
+
+    # ------------------------------------------------------------------ regions
+
+    def doors(self, kind: Kind, name: str) -> Mapping[str, str]:
+        """URLs of the routers that know of it, by name."""
+        for region in self.topology.regions:
+            urls = {door: f"http://{router.http}" for door, router in region.doors}
+            if kind is Kind.ROUTER and name in urls:
+                return {name: urls[name]}
+            if kind is Kind.REGION and name == region.name:
+                return urls
+            if kind is Kind.NODE and any(node.name == name for node in region.nodes):
+                return urls
+        raise ConfigError(f"no {kind} is named {name!r}")
+
+    def answers(self, router: str) -> bool:
+        try:
+            return self._client.get(f"{router}/healthz", timeout=TIMEOUT_S).is_success
+        except httpx.HTTPError:
+            return False
+
+    def node(self, router: str, name: str) -> NodeStatus | None:
+        view = router_view(self._client, router)
+        return next((one for one in view.nodes if one.name == name), None) if view else None
+
+    def under_way(self, kind: Kind, name: str) -> int:
+        """Requests that it has. Raises ConfigError when a router does not answer."""
+        return sum(self._under_way(kind, name))
+
+    def _under_way(self, kind: Kind, name: str) -> Iterator[int]:
+        for door, url in self.doors(kind, name).items():
+            view = router_view(self._client, url)
+            if view is None:
+                raise ConfigError(f"router {door} does not answer at {url}")
+            if kind is not Kind.NODE:
+                yield view.active
+                continue
+            for node in view.nodes:
+                if node.name == name:
+                    yield node.running + node.waiting + (node.prefill_backlog_tokens > 0)
+
+    def orders(self, region: str) -> Orders:
+        """What holds for a region by its operator; nothing where it does not answer."""
+        url = next(iter(self.doors(Kind.REGION, region).values()))
+        try:
+            said = self._client.get(
+                f"{url}{ORDERS_PATH}", headers={SECRET_HEADER: self._secret}, timeout=TIMEOUT_S
+            )
+            return msgspec.json.decode(said.content, type=Orders)
+        except (httpx.HTTPError, msgspec.MsgspecError):
+            return Orders()
