@@ -312,3 +312,9 @@ class RouterMetrics:
             ("role",),
             registry=registry,
         )
+        self.wanted = Gauge(
+            "skerry_router_wanted_nodes",
+            "Nodes that should run, of the models that are scaled: what starts nodes follows it.",
+            ("model", "role"),
+            registry=registry,
+        )

@@ -11,28 +11,82 @@ from typing import Annotated
 
 import typer
 
-from deploy.where import TopologyOption, topology_file
+from deploy.where import DEFAULT, AnyStateOption, AnyTopologyOption, topology_file
 
 
 class Target(StrEnum):
+    LOCAL = "local"
     KUBERNETES = "kubernetes"
 
 
 def deploy(
     unit: Annotated[str, typer.Argument(help="An edge or a region of the topology.")],
-    topology: TopologyOption,
-    target: Annotated[Target, typer.Option(help="Where to.")] = Target.KUBERNETES,
-    values: Annotated[
-        Path | None, typer.Option(help="TOML with images, sizes, replicas; see docs/operating.md.")
-    ] = None,
+    topology: AnyTopologyOption = None,
+    target: Annotated[
+        Target, typer.Option(help="The world that runs on this machine, or a cluster.")
+    ] = Target.LOCAL,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be applied, and change nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
     ] = False,
+    state: AnyStateOption = None,
+    release: Annotated[
+        Path | None,
+        typer.Option(help="local: a folder with another release to run the unit from."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="local: replace also what has not changed.")
+    ] = False,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=99,
+            help="local: give a replaced region this percentage of its weight at first.",
+        ),
+    ] = None,
+    watch: Annotated[
+        float,
+        typer.Option("--for", min=1, help="local: seconds for which a canary is watched."),
+    ] = 60.0,
+    wait: Annotated[
+        float, typer.Option(min=1, help="local: seconds to wait for what runs to end.")
+    ] = 600.0,
+    ready_within: Annotated[
+        float, typer.Option(min=1, help="local: seconds that what starts may take.")
+    ] = 120.0,
+    values: Annotated[
+        Path | None,
+        typer.Option(help="kubernetes: TOML with images, sizes, replicas; see docs/operating.md."),
+    ] = None,
 ) -> None:
-    """Put an edge or a region into the Kubernetes cluster that kubectl speaks to.
+    """Put an edge or a region where it belongs; doing it again changes only what differs.
 
-    Applying it again changes only what differs.
+    local: replace its processes in the running world one after the other, so that no request fails
+    for it, with the topology that is given or the one that runs. What does not come up, or makes a
+    canary worse, is taken back. kubernetes: apply its objects to the cluster of kubectl.
     """
+    if target is Target.KUBERNETES:
+        _to_cluster(unit, topology or DEFAULT, values, dry_run=dry_run)
+        return
+    from deploy.rollout.messages import Deploy
+    from deploy.rollout.running import asked
+
+    what = Deploy(
+        unit=unit,
+        topology="" if topology is None else str(topology_file(topology).resolve()),
+        release="" if release is None else str(release.resolve()),
+        again=again,
+        dry_run=dry_run,
+        canary=canary,
+        watch_s=watch,
+        idle_s=wait,
+        ready_s=ready_within,
+    )
+    for line in asked(what, state):
+        print(line, flush=True)
+
+
+def _to_cluster(unit: str, topology: str, values: Path | None, *, dry_run: bool) -> None:
     import yaml
 
     from core.config import load

@@ -31,6 +31,8 @@ class Fleet(Mapping[str, Process]):
     nothing is started any more."""
 
     def __init__(self, *, link: int, say: Callable[[str], None], pauses: Pauses) -> None:
+        self.reserved: set[str] = set()
+        """Names that a rollout replaces now: nobody else starts or stops them."""
         self._link = link
         self._say = say
         self._pauses = pauses

@@ -41,12 +41,16 @@ from regional.queue.worker import Worker
 from regional.reading import Reader, TextModel
 from regional.router import Router
 from regional.rpc import SessionServer, server_options
+from regional.scaling import Scaling
 from regional.status import Publisher, can_answer, model_statuses, region_status
 
 log = logging.getLogger("skerry.app")
 
 DRAIN_GRACE_S = 10.0
 """How long running requests may go on after SIGTERM."""
+COLD_SLOTS = 2
+"""What a region counts with whose nodes are all off: half of it is for queued requests, and the
+first of them brings a node."""
 _CLOSE_S = 1.0
 
 
@@ -85,6 +89,15 @@ class RouterApp:
             reader=self._reader,
             metrics=self._metrics,
             prefixes=self._prefixes,
+            changed=self.publisher.touch,
+            cold=lambda model: self.scaling.cold(model),
+        )
+        self.scaling = Scaling(
+            region,
+            view=self.router.cluster.view,
+            dispatcher=self.router.dispatcher,
+            demand=self.router.demand,
+            metrics=self._metrics,
             changed=self.publisher.touch,
         )
         self._sessions = SessionServer(self.router, secret=secret, heartbeat_s=limits.heartbeat_s)
@@ -129,7 +142,12 @@ class RouterApp:
             self.grpc_port = await self._start_grpc(starting)
             self.http_port = await self._start_http(starting)
             await starting.enter_async_context(kept_fresh(self._credentials))
-            for work in (self.router.watch(), self.publisher.run(), self.queue.run()):
+            for work in (
+                self.router.watch(),
+                self.publisher.run(),
+                self.queue.run(),
+                self.scaling.run(),
+            ):
                 starting.push_async_callback(_end, asyncio.create_task(work))
             self._running = starting.pop_all()
         log.info("region %s: http %d, grpc %d", self._region.name, self.http_port, self.grpc_port)
@@ -192,7 +210,9 @@ class RouterApp:
             view=view,
             members=router.cluster.members(),
             nodes=self._region.nodes,
-            models=model_statuses(view, self._models, self._reader.context),
+            models=model_statuses(
+                view, self._models, self._reader.context, self.scaling.start_s
+            ),
             queue_s=router.dispatcher.estimate_s(view),
             queued=router.dispatcher.queued,
             active=router.active,
@@ -200,6 +220,8 @@ class RouterApp:
             hits=router.hits,
             release=self._release,
             orders=self._orders.now,
+            wanted=self.scaling.wanted,
+            running=self.scaling.running,
         )
 
     def _ordered(self, orders: Orders) -> None:
@@ -210,7 +232,8 @@ class RouterApp:
     def _room(self, held: int) -> Room:
         decoders = self.router.cluster.view().decoders()
         return Room(
-            slots=sum(node.max_sequences for node in decoders),
+            slots=sum(node.max_sequences for node in decoders)
+            or (COLD_SLOTS if self._region.scale else 0),
             taken=sum(node.sequences for node in decoders),
             waiting=self.router.dispatcher.waiting(QUEUE_PRIORITY),
             held=held,
@@ -219,7 +242,10 @@ class RouterApp:
 
     def _ready(self) -> bool:
         nodes = self.router.cluster.view().nodes
-        return all(can_answer(nodes, model) for model in self._models)
+        return all(
+            can_answer(nodes, model) or self.scaling.start_s(model) is not None
+            for model in self._models
+        )
 
     def _rendered(self) -> bytes:
         nodes = self.router.cluster.view().nodes

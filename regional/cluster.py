@@ -95,6 +95,8 @@ class ClusterView:
     """The pools of all nodes at one moment: what placement decides on."""
 
     nodes: tuple[NodeView, ...] = ()
+    startable: frozenset[ModelName] = frozenset()
+    """Models of which a node is started when one is needed."""
 
     def readers(self) -> list[NodeView]:
         """The nodes that read prompts as their task; decode nodes only where there are no others.
@@ -104,6 +106,10 @@ class ClusterView:
 
     def decoders(self) -> list[NodeView]:
         return [n for n in self.nodes if not n.draining and n.role is not Role.PREFILL]
+
+    def answering(self, model: ModelName) -> Iterator[NodeView]:
+        """Those of `decoders` that serve it; where there is none the model is cold."""
+        return (node for node in self.decoders() if node.offer(model))
 
 
 _NO_WORK = pb.PoolWork()
@@ -235,6 +241,7 @@ class Cluster:
     ) -> None:
         self._expected = {node.name: node for node in region.nodes}
         self._region = region.name
+        self._startable = frozenset(map(ModelName, region.scale))
         self._patience_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._members: dict[NodeName, Member] = {}
@@ -313,7 +320,7 @@ class Cluster:
         members = self._members.values()
         eldest_s = max((member.age_s for member in members), default=0.0)
         views = (view for member in members for view in member.views(eldest_s))
-        return ClusterView(tuple(map(self._rested, views)))
+        return ClusterView(tuple(map(self._rested, views)), self._startable)
 
     def _rested(self, view: NodeView) -> NodeView:
         return replace(view, draining=True) if view.name in self.resting else view

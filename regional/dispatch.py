@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from core.errors import NoCapacity
 from core.types import BLOCK_TOKENS, ModelName, PoolId, Role
-from regional.cluster import Charge, Cluster, ClusterView
+from regional.cluster import UNMEASURED_TOKENS_PER_S, Charge, Cluster, ClusterView
 from regional.kv_index import Held, KvIndex
 from regional.placement import (
     TYPICAL_ANSWER_TOKENS,
@@ -77,12 +77,15 @@ class Dispatcher:
         limit: int,
         split_min_tokens: int,
         changed: Callable[[], None],
+        cold: Callable[[ModelName], None] = lambda _: None,
     ) -> None:
+        """`cold` is told when a request waits for a model of which no node is up."""
         self._cluster = cluster
         self._index = index
         self._limit = limit
         self._split_min_tokens = split_min_tokens
         self._changed = changed
+        self._cold = cold
         self._line: list[_Waiting] = []
         self._poked = False
 
@@ -98,6 +101,11 @@ class Dispatcher:
     def queued_tokens(self) -> int:
         """Prompt tokens of the waiting requests, as if nothing of them were cached."""
         return sum(waiting.ask.prompt_tokens for waiting in self._line)
+
+    def waiting_for(self, model: ModelName) -> tuple[int, int]:
+        """Requests for it that wait, and their prompt tokens."""
+        asks = [one.ask for one in self._line if one.ask.model == model]
+        return len(asks), sum(ask.prompt_tokens for ask in asks)
 
     async def place(
         self,
@@ -151,7 +159,7 @@ class Dispatcher:
     def estimate_s(self, view: ClusterView) -> float:
         """How long a request that comes now would wait: for its turn to be read, or for a slot."""
         readers, decoders = view.readers(), view.decoders()
-        rate = sum(node.prefill_tokens_per_s for node in readers) or 1.0
+        rate = sum(node.prefill_tokens_per_s for node in readers) or UNMEASURED_TOKENS_PER_S
         to_read = self.queued_tokens / rate
         if all(not takes_prompt(node, 1) for node in readers):
             backlogs = (node.prefill_tokens / node.prefill_tokens_per_s for node in readers)
@@ -168,7 +176,7 @@ class Dispatcher:
         view: ClusterView | None = None
         for waiting in tuple(self._line):
             model = waiting.ask.model
-            if waiting.placed.done() or (model, Scarce.DECODE) in scarce:
+            if waiting.placed.done() or {(model, Scarce.DECODE), (model, Scarce.COLD)} & scarce:
                 continue
             if tried[model] >= LOOK_AHEAD:
                 continue
@@ -182,6 +190,8 @@ class Dispatcher:
                 continue
             if isinstance(outcome, Wait):
                 scarce.add((model, outcome.scarce))
+                if outcome.scarce is Scarce.COLD:
+                    self._cold(model)
             else:
                 self._line.remove(waiting)
                 waiting.placed.set_result(outcome)

@@ -56,6 +56,8 @@ class Scarce(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    COLD = "cold"
+    """A node of the model has to be started first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def place(
         and node.serial not in ask.excluded
         and (offer := node.offer(ask.model)) is not None
     ]
+    if ask.model in view.startable and not any(view.answering(ask.model)):
+        return Wait(Scarce.COLD)
     decoders = _decoders(view, serving, ask)
     free = [pair for pair in decoders if _has_slot(pair[0], ask)]
     if not free:

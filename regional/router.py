@@ -27,8 +27,9 @@ from core.errors import (
 from core.events import Done, encode_frame
 from core.metrics import RouterMetrics
 from core.naps import nap
-from core.types import GenerateRequest, PoolId, RequestId
+from core.types import GenerateRequest, ModelName, PoolId, RequestId
 from regional.cluster import Cluster, pools_of
+from regional.demand import Demand
 from regional.dispatch import Dispatcher, Placed
 from regional.hits import Hits
 from regional.kv_index import KvIndex
@@ -57,7 +58,9 @@ class Router:
         metrics: RouterMetrics,
         prefixes: Prefixes,
         changed: Callable[[], None],
+        cold: Callable[[ModelName], None] = lambda _: None,
     ) -> None:
+        """`cold`: see `dispatch.Dispatcher`."""
         self.cluster = Cluster(region, heartbeat_s=limits.heartbeat_s)
         self.index = KvIndex()
         self.dispatcher = Dispatcher(
@@ -66,7 +69,9 @@ class Router:
             limit=limits.queue,
             split_min_tokens=region.split_min_tokens,
             changed=changed,
+            cold=cold,
         )
+        self.demand = Demand(time.monotonic)
         self.hits = Hits(metrics)
         self.purges = Purges(lambda: (member.session for member in self.cluster.members()))
         self.draining = False
@@ -175,6 +180,7 @@ class Router:
         )
         self._prefixes.asked(request_ids(request), time.monotonic())
         self._lives.add(life)
+        self.demand.came(request.model)
         self._by_id[request.id] = life
         self._idle.clear()
         self._changed()
@@ -182,6 +188,7 @@ class Router:
 
     def _close(self, life: Life, outcome: str) -> None:
         self._lives.discard(life)
+        self.demand.went(life.request.model)
         if self._by_id.get(life.request.id) is life:
             del self._by_id[life.request.id]
         if not self._lives:
@@ -189,6 +196,7 @@ class Router:
         self._metrics.requests.labels(outcome).inc()
         if isinstance(life.closing, Done):
             self._observe(life.closing)
+            self.demand.answered(life.request.model, life.closing.timings)
             if life.placed is not None:
                 self.hits.answered(life.placed, life.closing)
         self._changed()

@@ -27,7 +27,6 @@ PAUSE_SHARE = 0.25
 class Why(StrEnum):
     """The reason of a wanted number."""
 
-    STANDS = "stands"
     FIRST_LOOK = "first_look"
     """The router has just started: what is up stays."""
     ASKED = "asked"
@@ -85,7 +84,7 @@ def decide(load: Load, scale: Scale, before: Standing | None, now: float) -> Sta
         return Standing(min(max(wanted, least), most), Why.BOUNDS, before.raised_at)
     if wanted == 0:
         return Standing(1, Why.ASKED, now) if load.waiting and most else before
-    if load.idle_s >= scale.idle_s:
+    if load.idle_s >= scale.idle_s and not load.waiting:
         return before if wanted == least else Standing(least, Why.IDLE, before.raised_at)
     over, why = _over(load, scale)
     if over > 1.0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +20,7 @@ from core.status import (
     RegionPrefixes,
     RegionStatus,
     TierStatus,
+    Wanted,
 )
 from core.types import ModelName, NodeName, RegionName, Role
 from regional.cluster import ClusterView, Member, NodeView
@@ -90,8 +91,11 @@ def tier_status(told: pb.Tier) -> TierStatus:
     )
 
 
-def absent(members: Iterable[Member], nodes: Iterable[Node]) -> Iterator[NodeStatus]:
-    """Those of the region's `nodes` that have not joined, or were lost."""
+def absent(
+    members: Iterable[Member], nodes: Iterable[Node], running: Collection[str] | None = None
+) -> Iterator[NodeStatus]:
+    """Those of the region's `nodes` that have not joined, or were lost. `running`: who should be
+    there; everybody when None."""
     here = {member.view().name for member in members}
     for node in nodes:
         if node.name not in here:
@@ -100,25 +104,40 @@ def absent(members: Iterable[Member], nodes: Iterable[Node]) -> Iterator[NodeSta
                 role=node.role,
                 model=ModelName(node.model),
                 alive=False,
+                off=running is not None and node.name not in running,
                 plan=str(node.parallel),
             )
 
 
 def model_statuses(
-    view: ClusterView, models: Iterable[ModelName], context: Callable[[ModelName], int]
+    view: ClusterView,
+    models: Iterable[ModelName],
+    context: Callable[[ModelName], int],
+    start_s: Callable[[ModelName], float | None] = lambda _: None,
 ) -> tuple[ModelStatus, ...]:
-    """The models that have a node which can answer."""
-    return tuple(
-        ModelStatus(
-            name=model,
-            context=context(model),
-            prefill_tokens_per_s=sum(
-                n.prefill_tokens_per_s for n in view.readers() if n.offer(model)
-            ),
-            decode_tokens_per_s=max(n.decode_tokens_per_s for n in able),
-        )
-        for model in models
-        if (able := [node for node in view.decoders() if node.offer(model)])
+    """The models that have a node which can answer, or for which one is started: `start_s` says in
+    how many seconds."""
+    found = (_model_status(view, model, context, start_s) for model in models)
+    return tuple(one for one in found if one is not None)
+
+
+def _model_status(
+    view: ClusterView,
+    model: ModelName,
+    context: Callable[[ModelName], int],
+    start_s: Callable[[ModelName], float | None],
+) -> ModelStatus | None:
+    able = list(view.answering(model))
+    if not able:
+        soon_s = start_s(model)
+        if soon_s is None:
+            return None
+        return ModelStatus(name=model, context=context(model), start_s=soon_s)
+    return ModelStatus(
+        name=model,
+        context=context(model),
+        prefill_tokens_per_s=sum(n.prefill_tokens_per_s for n in view.readers() if n.offer(model)),
+        decode_tokens_per_s=max(n.decode_tokens_per_s for n in able),
     )
 
 
@@ -236,9 +255,11 @@ def region_status(
     hits: Hits,
     release: str,
     orders: Orders = NO_ORDERS,
+    wanted: tuple[Wanted, ...] = (),
+    running: Collection[str] | None = None,
 ) -> RegionStatus:
     """All of it in one frame; `sequence` is the publisher's to set. `nodes`: as the topology has
-    them."""
+    them; `running`: see `absent`."""
     known = tuple(members)
     return RegionStatus(
         region=RegionName(region),
@@ -247,7 +268,7 @@ def region_status(
         models=models,
         nodes=(
             *(rested(node_status(member), orders) for member in known),
-            *absent(known, nodes),
+            *absent(known, nodes, running),
         ),
         prefill_work_s=prefill_work_s(view),
         decode_work_s=decode_work_s(view),
@@ -257,5 +278,5 @@ def region_status(
         kv_used=fullest_pool(known),
         draining=draining or orders.resting,
         release=release,
-        more=RegionMore(prompts=hits.told, weight=orders.weight),
+        more=RegionMore(prompts=hits.told, weight=orders.weight, wanted=wanted),
     )

@@ -12,6 +12,7 @@ from core.config import Topology, World
 from core.errors import ConfigError
 from core.orders import ORDERS_PATH, Orders
 from core.status import NodeStatus
+from deploy.inside import router_url
 from deploy.orders import SECRET_HEADER
 from deploy.ready import router_view
 from deploy.rollout.steps import Kind
@@ -94,7 +95,7 @@ class Asking:
     def doors(self, kind: Kind, name: str) -> Mapping[str, str]:
         """URLs of the routers that know of it, by name."""
         for region in self.topology.regions:
-            urls = {door: f"http://{router.http}" for door, router in region.doors}
+            urls = {door: router_url(self.topology, router.http) for door, router in region.doors}
             if kind is Kind.ROUTER and name in urls:
                 return {name: urls[name]}
             if kind is Kind.REGION and name == region.name:

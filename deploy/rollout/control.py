@@ -114,7 +114,7 @@ def ask(path: Path, what: Ask) -> Iterator[Told]:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other side is of our user, where the system tells; the mode of the file says it too."""
+    """Whether the other side is of our user, where the system tells; the file's mode says so."""
     kind = getattr(socket, "SO_PEERCRED", None)
     if kind is None:
         return True

@@ -7,24 +7,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
 from core.config import Topology, World, load, read
 from core.config_locate import line_of
 from core.errors import ConfigError
 from deploy import toml_write
 from deploy.fleet import Fleet
+from deploy.inside import client as client_of
 from deploy.models import check_models
-from deploy.process import describe_exit
+from deploy.process import Spec, describe_exit
 from deploy.releases import Release, own, release_at
 from deploy.rollout.act import roll_out
 from deploy.rollout.asking import Asking
 from deploy.rollout.control import Tell
 from deploy.rollout.fit import misfits, self_contained, settled
 from deploy.rollout.messages import Ask, Deploy, Said, Seen, View
-from deploy.rollout.plan import Ran, Standing, Wish, plan
+from deploy.rollout.plan import Ran, Standing, Wish, names_in, plan
 from deploy.rollout.stage import LocalStage, Making, Patience
-from deploy.specs import Makings
+from deploy.specs import Makings, names
 
 LAST_S = 5.0
 """How long the end of the world waits for a rollout under way to notice it."""
@@ -50,7 +49,7 @@ class Desk:
         self._recorded = recorded
         self._own = own()
         first = Making(world, self._own)
-        self._made = dict.fromkeys(fleet, first)
+        self._made = dict.fromkeys(names(world), first)
         self._turn = threading.Lock()
         self._ending = threading.Event()
         self._files = 1
@@ -67,6 +66,11 @@ class Desk:
             self._deploy(ask, lambda line: tell(Said(line)))
         finally:
             self._turn.release()
+
+    def spec(self, name: str) -> Spec:
+        """How the process `name` has to be started now."""
+        making = self._made[name]
+        return self._makings.spec(making.world, name, making.release)
 
     def close(self) -> None:
         """The world ends: a rollout stops where it is."""
@@ -85,7 +89,7 @@ class Desk:
             canary=ask.canary,
             watch_s=ask.watch_s,
         )
-        with httpx.Client(trust_env=False) as client:
+        with client_of(self._world) as client:
             asking = Asking(client, self._world, self._ending.wait)
             before = self._standing(asking)
             steps = plan(wish, before)
@@ -108,7 +112,11 @@ class Desk:
                 pause=self._ending.wait,
                 say=say,
             )
-            roll_out(steps, before, stage, say)
+            self._fleet.reserved |= names_in(steps)
+            try:
+                roll_out(steps, before, stage, say)
+            finally:
+                self._fleet.reserved.clear()
         self._world = making.world
         self._recorded(making.world.path)
         say(f"{ask.unit} is replaced: {release}")

@@ -47,6 +47,8 @@ def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
         )
     if after.secrets != before.secrets:
         yield Complaint(("secrets",), "secrets cannot change while the world runs")
+    if after.tls != before.tls:
+        yield Complaint(("tls",), "[tls] cannot change while the world runs")
     for place, edge in enumerate(after.edges):
         if (old := old_edges.get(edge.name)) is not None:
             for key in ("listen", "admin", "workers"):

@@ -96,6 +96,13 @@ def affected(names: Collection[str], wish: Wish, before: Standing) -> list[str]:
     return found
 
 
+def names_in(steps: Sequence[Step]) -> set[str]:
+    """Of all processes that the steps start or stop."""
+    found = {name for step in steps if isinstance(step, Replace) for name in step.names}
+    found |= {step.edge for step in steps if isinstance(step, Beside)}
+    return found | {step.name for step in steps if isinstance(step, Start)}
+
+
 def has_stand_in(region: Region, topology: Topology, serving: Collection[str]) -> bool:
     """Whether every request that the region gets may be served by another one that serves now."""
     others = {one.name for one in topology.regions} & set(serving) - {region.name}

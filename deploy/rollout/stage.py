@@ -155,8 +155,11 @@ class LocalStage:
     def _replace(self, names: Sequence[str], *, back: bool) -> None:
         makings = {name: self._before[name] if back else self._after for name in names}
         changed = [name for name in names if self._made[name] is not makings[name]]
-        self._fleet.stop(changed, STOP_S)
+        running = [name for name in changed if name in self._fleet]
+        self._fleet.stop(running, STOP_S)
         for name in changed:
+            self._made[name] = makings[name]
+        for name in running:  # the others are off for want of work, and are made so when they start
             self._start(name, makings[name])
 
     def _start(self, name: str, making: Making) -> None:
@@ -188,7 +191,7 @@ class LocalStage:
         self._made[edge] = making
 
     def _ready(self, names: Sequence[str]) -> None:
-        waited_for = list(names)
+        waited_for = [name for name in names if name in self._fleet]
 
         def ready() -> bool:
             waited_for[:] = [name for name in waited_for if not self._is_ready(name)]
@@ -198,7 +201,8 @@ class LocalStage:
             ready, self._patience.ready_s, else_=lambda: f"{', '.join(waited_for)} is not ready"
         )
         for name in names:
-            self._fleet[name].revive = True
+            if name in self._fleet:
+                self._fleet[name].revive = True
 
     def _is_ready(self, name: str) -> bool:
         process = self._fleet[name]

@@ -15,6 +15,9 @@ it, even when all its regions are dead. Then, in order of precedence:
 **Load bound**: max(ratio × mean, mean + margin) seconds of work, where work is what a region
 publishes plus what this edge has sent there since. A region that comes back has a part of it.
 
+A region where the model is cold, which starts a node for the first request, counts that time as
+wait; where a warm one within the bound is sooner, it comes behind those in their full rights.
+
 Regions that drain or lack the model are skipped. Regions whose status is stale, or that failed
 several times in a row, come last, whatever the walk says. What follows the first candidate is the
 fail-over order: the walk.
@@ -75,6 +78,8 @@ class Standing(StrEnum):
     """Its status is stale or its stream is cut: it comes last."""
     FAILING = "failing"
     """Attempts there failed lately: it comes last."""
+    COLD = "cold"
+    """A node would have to be started first, and another region is sooner."""
     DRAINING = "draining"
     NO_MODEL = "no_model"
     FORBIDDEN = "forbidden"
@@ -82,7 +87,7 @@ class Standing(StrEnum):
 
 
 _OUT = frozenset({Standing.DRAINING, Standing.NO_MODEL, Standing.FORBIDDEN})
-_LAST = frozenset({Standing.SUSPECT, Standing.FAILING})
+_LAST = frozenset({Standing.COLD, Standing.SUSPECT, Standing.FAILING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +166,12 @@ def choose(
     usable = [region for region, standing in stands if standing is Standing.WEIGHED]
     bound = load_bound_s([region.work_s for region in usable], policy)
     options = [_option(region, standing, asked, bound, weights) for region, standing in stands]
+    options = _cold_ones_told(options, usable, asked)
     first = [option for option in options if option.standing is Standing.WEIGHED]
     last = [option for option in options if option.standing in _LAST]
+    last.sort(key=lambda option: option.standing is not Standing.COLD)
+    weighed = {option.region for option in first}
+    usable = [region for region in usable if region.name in weighed]
     if not first and not last:
         where = "" if asked.allowed is None else " where this request may go"
         raise RegionUnavailable(
@@ -214,7 +223,8 @@ def _option(
     asks = region.cache is not None and standing not in _OUT and asked.ids
     blocks = region.cache.overlap(asked.ids, region.at) if asks and region.cache else 0
     held = asked.ends[blocks - 1] if blocks else 0
-    work, wait_s, trip_s = region.work_s, region.wait_s, region.round_trip_s
+    work, trip_s = region.work_s, region.round_trip_s
+    wait_s = region.wait_s + region.start_s(asked.model)
     unread = (asked.text_bytes - held) / asked.bytes_per_token
     read_s = unread / region.reads_per_s(asked.model)
     return Option(
@@ -228,6 +238,31 @@ def _option(
         within_bound=work <= bound * region.ramp,
         cost_s=trip_s + wait_s + weights.read * read_s,
     )
+
+
+def _cold_ones_told(
+    options: Sequence[Option], usable: Sequence[RegionView], asked: Asked
+) -> list[Option]:
+    """The same, where those are cold that a warm one beats."""
+    cold = {region.name for region in usable if region.start_s(asked.model)}
+    if not cold:
+        return list(options)
+    soonest_s = min(
+        (
+            option.total_s
+            for option in options
+            if option.standing is Standing.WEIGHED
+            and option.within_bound
+            and option.region not in cold
+        ),
+        default=float("inf"),
+    )
+    return [
+        replace(option, standing=Standing.COLD)
+        if option.region in cold and option.total_s > soonest_s
+        else option
+        for option in options
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +359,7 @@ def _by_samples(usable: Sequence[Option], views: Sequence[RegionView], asked: As
     What has to be read counts as well: a status that still shows the work of a prompt that was
     read a moment ago must not send its next turn to where nobody knows it.
     """
-    near = sorted(zip(views, usable, strict=True), key=lambda pair: pair[0].distance_s)
+    near = sorted(zip(views, usable, strict=True), key=_distance_s)
     one = _drawn(near, asked.draws[0])
     other = _drawn([pair for pair in near if pair is not one] or near, asked.draws[1])
     taken = min(one[1], other[1], key=lambda option: (option.total_s, option.work_s))
@@ -336,10 +371,15 @@ def _by_samples(usable: Sequence[Option], views: Sequence[RegionView], asked: As
     )
 
 
+def _distance_s(pair: _Pair) -> float:
+    """What the request waits before the region begins with it."""
+    return pair[1].round_trip_s + pair[1].wait_s
+
+
 def _drawn(near: Sequence[_Pair], draw: float) -> _Pair:
     """By weight ÷ distance²: a region ten times as far is drawn a hundred times less."""
     weights = [
-        region.weight * region.ramp / (region.distance_s + _FLOOR_S) ** 2 for region, _ in near
+        pair[0].weight * pair[0].ramp / (_distance_s(pair) + _FLOOR_S) ** 2 for pair in near
     ]
     left = draw * sum(weights)
     for pair, weight in zip(near, weights, strict=True):

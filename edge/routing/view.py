@@ -81,6 +81,11 @@ class RegionView:
         rate = known.prefill_tokens_per_s if known else 0.0
         return rate if rate > 0 else UNMEASURED_TOKENS_PER_S
 
+    def start_s(self, model: ModelName) -> float:
+        """Until a node of it is up: 0 where one is."""
+        known = self._model(model)
+        return known.start_s if known else 0.0
+
     @property
     def draining(self) -> bool:
         return self.fresh and self.status is not None and self.status.draining

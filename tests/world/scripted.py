@@ -139,9 +139,17 @@ def streaming(
         yield response
 
 
-def ask(edge: str, body: dict[str, object], path: str = "/v1/completions") -> Answer:
-    """One stream, read to its end."""
-    with streaming(edge, body, path) as response:
+def ask(
+    edge: str,
+    body: dict[str, object],
+    path: str = "/v1/completions",
+    client: httpx.Client | None = None,
+) -> Answer:
+    """One stream, read to its end; over a connection of its own, or those of `client`."""
+    opened = (
+        streaming(edge, body, path) if client is None else client.stream("POST", path, json=body)
+    )
+    with opened as response:
         answer = Answer(response.status_code, response.headers)
         if response.status_code != 200:
             answer.error = json.loads(response.read())["error"]

@@ -1,0 +1,46 @@
+"""The running world of this machine, as the command line asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from core.errors import ConfigError
+from deploy.rollout.control import ask
+from deploy.rollout.messages import Deploy, Said, Seen, View
+from deploy.state import FOLDER, Current, current_of, running_folders
+
+
+def control_of(state: Path | None, root: Path = FOLDER) -> Path:
+    """Where the world of `state` is asked, or the only one that runs. Raises ConfigError."""
+    if state is not None:
+        current = current_of(state)
+        if current is None:
+            raise ConfigError(f"no world runs on {state}; `skerry up --state {state}` starts one")
+        return _control(current, state)
+    worlds = running_folders(root)
+    if len(worlds) != 1:
+        if not worlds:
+            raise ConfigError("no world runs here; `skerry up` starts one")
+        choices = " or ".join(f"--state {folder}" for folder in worlds)
+        raise ConfigError(f"{len(worlds)} worlds run here; say which one: {choices}")
+    ((folder, current),) = worlds.items()
+    return _control(current, folder)
+
+
+def asked(what: Deploy, state: Path | None) -> Iterator[str]:
+    """What the world says meanwhile. Raises ConfigError with its last word when it has failed."""
+    for told in ask(control_of(state), what):
+        if isinstance(told, Said):
+            yield told.line
+
+
+def seen(control: Path) -> list[Seen]:
+    """Its processes. Raises ConfigError."""
+    return [told for told in ask(control, View()) if isinstance(told, Seen)]
+
+
+def _control(current: Current, folder: Path) -> Path:
+    if not current.control:
+        raise ConfigError(f"the world on {folder} is of an earlier release: start it again")
+    return Path(current.control)

@@ -1,0 +1,187 @@
+"""The scaler brought to life in a router: looked at each second, and at once when a request waits
+for a model that is cold. Whoever starts nodes follows what is published; a router starts none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from core.config import Region
+from core.config_scale import at_first, first_nodes
+from core.metrics import RouterMetrics
+from core.status import Wanted
+from core.types import ModelName, Role
+from regional.cluster import UNMEASURED_TOKENS_PER_S, ClusterView, NodeView
+from regional.demand import Demand
+from regional.dispatch import Dispatcher
+from regional.placement import TYPICAL_ANSWER_TOKENS
+from regional.scaler import Load, Standing, decide
+
+LOOK_S = 1.0
+CLOSELY_S = 0.2
+"""Between looks while a cold model's node starts: what that takes is measured."""
+SETTLE_S = 5.0
+"""After the router's start, in which the nodes that are up join it."""
+ASSUMED_START_S = 5.0
+"""Until one has been seen."""
+LEAST_START_S = 0.5
+"""Of a start that takes longer than the last one did."""
+
+
+@dataclass(slots=True)
+class _Start:
+    """Of a model's first node. `took_s`: how long the last one took; `since`: the one under way."""
+
+    took_s: float = ASSUMED_START_S
+    since: float | None = None
+
+    def left_s(self, now: float) -> float:
+        passed = 0.0 if self.since is None else now - self.since
+        return max(LEAST_START_S, self.took_s - passed)
+
+
+class Scaling:
+    """The wanted numbers of one region. `view` looks at its cluster; `changed` is called when a
+    number moved."""
+
+    def __init__(
+        self,
+        region: Region,
+        *,
+        view: Callable[[], ClusterView],
+        dispatcher: Dispatcher,
+        demand: Demand,
+        metrics: RouterMetrics,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._region = region
+        self._view = view
+        self._dispatcher = dispatcher
+        self._demand = demand
+        self._metrics = metrics
+        self._changed = changed
+        self._clock = clock
+        self._began = clock()
+        self._there = _there(region)
+        self._standing: dict[tuple[ModelName, Role], Standing] = {}
+        self._starts = {ModelName(model): _Start() for model in region.scale}
+        self._asked: set[ModelName] = set()
+        self._poked = asyncio.Event()
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        """Of what has been decided on; for the rest, whatever runs is right."""
+        return tuple(
+            Wanted(model=model, role=role, nodes=one.wanted, why=one.why)
+            for (model, role), one in self._standing.items()
+        )
+
+    @property
+    def running(self) -> frozenset[str]:
+        """The nodes that should run."""
+        wanted = {**at_first(self._region)}
+        wanted.update({key: one.wanted for key, one in self._standing.items()})
+        return frozenset(node.name for node in first_nodes(self._region, wanted))
+
+    def start_s(self, model: ModelName) -> float | None:
+        """How long until a cold model has a node; None for one whose nodes are not started here."""
+        start = self._starts.get(model)
+        return None if start is None else start.left_s(self._clock())
+
+    def cold(self, model: ModelName) -> None:
+        """A request waits for it."""
+        self._asked.add(model)
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Until cancelled; at once over for a region that scales nothing."""
+        while self._there:
+            self._poked.clear()
+            self.look()
+            starting = any(start.since is not None for start in self._starts.values())
+            try:
+                async with asyncio.timeout(CLOSELY_S if starting else LOOK_S):
+                    await self._poked.wait()
+            except TimeoutError:
+                continue
+
+    def look(self) -> None:
+        """Decide anew."""
+        now, view, before = self._clock(), self._view(), self.wanted
+        for (model, role), there in self._there.items():
+            load = self._load(view, model, role, there)
+            known = self._standing.get((model, role))
+            if known is None and not load.waiting and now - self._began < SETTLE_S:
+                continue
+            one = decide(load, self._region.scale[model], known, now)
+            self._standing[model, role] = one
+            self._metrics.wanted.labels(model, role.value).set(one.wanted)
+        self._asked.clear()
+        for model, start in self._starts.items():
+            self._time(start, model, view, now)
+        if self.wanted != before:
+            self._changed()
+
+    def _load(self, view: ClusterView, model: ModelName, role: Role, there: int) -> Load:
+        nodes = [
+            node
+            for node in view.nodes
+            if node.role is role and not node.draining and node.offer(model)
+        ]
+        waiting, tokens = self._dispatcher.waiting_for(model)
+        decodes = role is not Role.PREFILL
+        reads = role is not Role.DECODE
+        queue_s = max(
+            _to_read_s(nodes, tokens) if reads and nodes else 0.0,
+            _for_slot_s(nodes, waiting) if decodes and nodes else 0.0,
+        )
+        return Load(
+            there=there,
+            up=len({node.name for node in nodes}),
+            waiting=max(waiting, int(model in self._asked)),
+            idle_s=self._demand.idle_s(model),
+            queue_s=queue_s,
+            first_token_s=self._demand.first_token_s(model) if reads else 0.0,
+            sequences=sum(node.sequences for node in nodes) if decodes else 0,
+            slots=sum(node.max_sequences for node in nodes) if decodes else 0,
+        )
+
+    def _time(self, start: _Start, model: ModelName, view: ClusterView, now: float) -> None:
+        """Measure how long a cold model's first node takes."""
+        if any(view.answering(model)):
+            if start.since is not None:
+                start.took_s, start.since = now - start.since, None
+        elif not self._wants_answers(model):
+            start.since = None
+        elif start.since is None:
+            start.since = now
+
+    def _wants_answers(self, model: ModelName) -> bool:
+        return any(
+            one.wanted
+            for (of, role), one in self._standing.items()
+            if of == model and role is not Role.PREFILL
+        )
+
+
+def _there(region: Region) -> Mapping[tuple[ModelName, Role], int]:
+    return Counter(
+        (ModelName(node.model), node.role) for node in region.nodes if node.model in region.scale
+    )
+
+
+def _to_read_s(nodes: list[NodeView], tokens: int) -> float:
+    rate = sum(node.prefill_tokens_per_s for node in nodes) or UNMEASURED_TOKENS_PER_S
+    return (tokens + sum(node.prefill_tokens for node in nodes)) / rate
+
+
+def _for_slot_s(nodes: list[NodeView], waiting: int) -> float:
+    """0 while one is free."""
+    if any(node.sequences < node.max_sequences for node in nodes):
+        return 0.0
+    rate = sum(node.decode_tokens_per_s * node.max_sequences for node in nodes)
+    return (waiting + 1) * TYPICAL_ANSWER_TOKENS / rate
