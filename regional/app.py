@@ -210,9 +210,7 @@ class RouterApp:
             view=view,
             members=router.cluster.members(),
             nodes=self._region.nodes,
-            models=model_statuses(
-                view, self._models, self._reader.context, self.scaling.start_s
-            ),
+            models=model_statuses(view, self._models, self._reader.context, self.scaling.start_s),
             queue_s=router.dispatcher.estimate_s(view),
             queued=router.dispatcher.queued,
             active=router.active,

@@ -378,9 +378,7 @@ def _distance_s(pair: _Pair) -> float:
 
 def _drawn(near: Sequence[_Pair], draw: float) -> _Pair:
     """By weight ÷ distance²: a region ten times as far is drawn a hundred times less."""
-    weights = [
-        pair[0].weight * pair[0].ramp / (_distance_s(pair) + _FLOOR_S) ** 2 for pair in near
-    ]
+    weights = [pair[0].weight * pair[0].ramp / (_distance_s(pair) + _FLOOR_S) ** 2 for pair in near]
     left = draw * sum(weights)
     for pair, weight in zip(near, weights, strict=True):
         left -= weight
