@@ -13,7 +13,7 @@ import typer
 from deploy.certificates import certs
 from deploy.configs import config
 from deploy.deploying import deploy
-from deploy.operate import drain, undrain, weight
+from deploy.operate import drain, models, undrain, weight
 from deploy.tenants import keys, purge, usage
 from deploy.where import StateOption, TopologyOption, topology_file, world_of
 from deploy.worker.commands import worker
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.add_typer(config, name="config")
 app.add_typer(certs, name="certs")
 app.add_typer(keys, name="keys")
+app.add_typer(models, name="models")
 app.command()(usage)
 app.command()(deploy)
 for _one in (drain, undrain, weight):
@@ -137,6 +138,7 @@ def status(edge: EdgeOption = None) -> None:
     from rich.console import Console
 
     from deploy.explain import recent_lines
+    from deploy.served import model_lines, scales
     from deploy.state import first_edge
     from deploy.status import edge_view, region_lines, status_lines, status_table
 
@@ -147,7 +149,8 @@ def status(edge: EdgeOption = None) -> None:
         console.print(status_table(view.regions, console.width))
     else:
         print("\n".join(status_lines(view.regions)))
-    print("\n".join(["", *region_lines(view), "", *recent_lines(base)]))
+    scaled = ["", *model_lines(view.regions)] if scales(view.regions) else []
+    print("\n".join(["", *region_lines(view), *scaled, "", *recent_lines(base)]))
 
 
 @app.command()

@@ -25,6 +25,7 @@ from deploy.ready import Probe, edge_urls, router_urls
 from deploy.rollout.control import serving
 from deploy.rollout.desk import Desk
 from deploy.rollout.fit import self_contained
+from deploy.scaling import scaled
 from deploy.specs import Makings
 from deploy.state import (
     FOLDER,
@@ -111,7 +112,9 @@ def run_world(
         for process in processes.values():
             process.revive = restart
         local = LocalWorld(world, processes, folder.logs)
-        control = stack.enter_context(_control(described.topology, local, makings, folder))
+        control = stack.enter_context(
+            _control(described.topology, local, makings, folder, say, revive=restart)
+        )
         folder.record(local.edges, local.routers, path, control)
         stack.enter_context(found_from(root, folder.path, say))
         yield local
@@ -135,9 +138,16 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _control(
-    asked: Topology, local: LocalWorld, makings: Makings, folder: StateFolder
+    asked: Topology,
+    local: LocalWorld,
+    makings: Makings,
+    folder: StateFolder,
+    say: Say,
+    *,
+    revive: bool,
 ) -> Iterator[Path]:
-    """Where the command line asks for changes of the running world."""
+    """Where the command line asks for changes of the running world. Meanwhile its nodes are as many
+    as its routers want."""
 
     def recorded(topology: Path) -> None:
         folder.record(local.edges, local.routers, topology, where)
@@ -149,7 +159,10 @@ def _control(
         makings=makings,
         recorded=recorded,
     )
-    with serving(folder.path / "control.sock", desk.serve) as where:
+    with (
+        serving(folder.path / "control.sock", desk.serve) as where,
+        scaled(local.world, local.processes, desk.spec, say=say, revive=revive),
+    ):
         try:
             yield where
         finally:

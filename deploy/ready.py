@@ -13,7 +13,8 @@ import httpx
 import msgspec
 
 from core.config import Topology
-from core.status import NodeStatus
+from core.config_scale import at_first, first_nodes
+from core.status import NodeStatus, RegionMore
 from deploy.inside import router_url
 
 TIMEOUT_S = 2.0
@@ -24,6 +25,7 @@ class RouterView(msgspec.Struct, frozen=True):
 
     nodes: tuple[NodeStatus, ...] = ()
     active: int = 0
+    more: RegionMore = RegionMore()
 
 
 class Probe:
@@ -38,7 +40,9 @@ class Probe:
             for region in topology.regions
             for name, router in region.doors
         }
-        self._nodes = {node.name: r.name for r in topology.regions for node in r.nodes}
+        self._nodes = {
+            node.name: r.name for r in topology.regions for node in first_nodes(r, at_first(r))
+        }
         self._up: set[str] = set()
 
     @property

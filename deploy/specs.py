@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from core.config import World
+from core.config_scale import at_first, first_nodes
 from deploy.process import Spec
 from deploy.releases import Release, own
 
@@ -23,7 +24,9 @@ class Makings:
         return edge in self._listeners
 
     def all(self, world: World) -> list[Spec]:
-        return [self.spec(world, name) for name in names(world)]
+        """Of those that run before anybody has asked for anything."""
+        off = set(off_at_first(world))
+        return [self.spec(world, name) for name in names(world) if name not in off]
 
     def spec(
         self,
@@ -64,3 +67,10 @@ def names(world: World) -> list[str]:
         *(node.name for region in topology.regions for node in region.nodes),
         *(edge.name for edge in topology.edges),
     ]
+
+
+def off_at_first(world: World) -> Iterator[str]:
+    """The nodes that are started when somebody asks for their model."""
+    for region in world.topology.regions:
+        running = {node.name for node in first_nodes(region, at_first(region))}
+        yield from (node.name for node in region.nodes if node.name not in running)

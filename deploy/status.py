@@ -157,7 +157,7 @@ def _node_row(region: str, node: NodeStatus) -> tuple[str, ...]:
         node.name,
         f"{node.role}, {node.plan}" if len(node.ranks) > 1 else node.role,
         node.model,
-        "draining" if node.draining else "up" if node.alive else "lost",
+        "draining" if node.draining else "up" if node.alive else "off" if node.off else "lost",
         str(node.running),
         str(node.waiting),
         f"{node.blocks_used}/{node.blocks_total}",

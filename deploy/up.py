@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 
 from core.config import Topology, load
+from core.config_scale import at_first, first_nodes
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from deploy.access import needs_key
@@ -66,7 +67,7 @@ def up(topology: Path, state: Path | None) -> None:
 
 def expected(topology: Topology) -> str:
     """How many processes, and what memory they will take between them."""
-    nodes = [node for region in topology.regions for node in region.nodes]
+    nodes = [node for region in topology.regions for node in first_nodes(region, at_first(region))]
     ranks = sum(node.parallel.ranks for node in nodes)
     edges = sum(edge.workers for edge in topology.edges)
     routers = len(topology.regions)

@@ -154,6 +154,7 @@ class Unit:
                 self._process = None
                 self._up.clear()
                 if reason is None:
+                    self._say(f"nobody asked for {self._limits.idle_s:g} s: asleep until one does")
                     pause_s = 0.0
                     continue
                 self._say(f"ended: {reason}; the next request starts it again")

@@ -28,6 +28,8 @@ from loadtest.workers.scripts import PYTHON, SCRIPTS
 
 PROJECT = Path(__file__).resolve().parents[2]
 BELOW_FLOOR, NOT_MEASURED = 1, 2
+TURN = 25
+"""Calls in a row before the next one's turn."""
 SETTLE_S = 1.5
 """From the first question to a Worker that loops until it has been told to give way."""
 
@@ -66,12 +68,15 @@ def added(
             caller.times(path, 50)
         before = sum(edge.row(name).starts for name in names)
         for _ in range(options.rounds):
-            direct = median(caller.times(DIRECT, options.calls))
-            rounds["direct"].append(direct)
+            times: dict[str, list[float]] = {name: [] for name in rounds}
+            for _ in range(options.calls // TURN):  # short turns: nobody may become idle meanwhile
+                times["direct"] += caller.times(DIRECT, TURN)
+                for name in names:
+                    times[name] += caller.times(f"/w/{name}/", TURN)
+            for name, spent in times.items():
+                rounds[name].append(median(spent))
             for name in names:
-                through = median(caller.times(f"/w/{name}/", options.calls))
-                rounds[name].append(through)
-                gaps[name].append(through - direct)
+                gaps[name].append(rounds[name][-1] - rounds["direct"][-1])
         again = sum(edge.row(name).starts for name in names) - before
     if again:
         say("\n".join(f"{name}: {line}" for name in names for line in edge.told(name)))

@@ -7,8 +7,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from core.status import NodeStatus, RegionStatus, TierStatus, as_json
+from core.status import (
+    ModelStatus,
+    NodeStatus,
+    RegionMore,
+    RegionStatus,
+    TierStatus,
+    Wanted,
+    as_json,
+)
 from core.types import ModelName, NodeName, RegionName, Role
+from deploy.served import model_lines, scales
 from deploy.status import LiveLine, Load, RegionView, load_of, status_lines, status_table
 
 
@@ -95,3 +104,46 @@ def test_a_tier_has_a_line_with_what_it_holds_and_why_it_is_off() -> None:
     said = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert said[2][:5] == ["eu", "n/host", "tier", "3/9_blocks", "up"]
     assert said[3][:5] == ["eu", "n/disk", "tier", "0/7_blocks", "No_space_left_on_device"]
+
+
+def test_a_node_that_is_not_meant_to_run_is_off_and_not_lost() -> None:
+    nodes = tuple(
+        msgspec.structs.replace(node(name), alive=False, off=off)
+        for name, off in (("here", True), ("gone", False))
+    )
+    status = msgspec.structs.replace(FULL, nodes=nodes)
+    lines = [line.split() for line in status_lines([RegionView("eu", "fresh", status)])]
+    assert [line[4] for line in lines[1:]] == ["off", "lost"]
+
+
+def test_models_are_warm_cold_or_out() -> None:
+    names = {"warm": 0.0, "cold": 4.25}
+    status = msgspec.structs.replace(
+        FULL,
+        models=tuple(
+            ModelStatus(name=ModelName(name), context=9, start_s=start_s)
+            for name, start_s in names.items()
+        ),
+        nodes=tuple(
+            msgspec.structs.replace(node(name, model=model), alive=alive)
+            for name, model, alive in (
+                ("a", "warm", True), ("b", "warm", False), ("c", "cold", False),
+                ("d", "lost", False),
+            )
+        ),
+        more=RegionMore(
+            wanted=(
+                Wanted(model=ModelName("warm"), role="decode", nodes=1, why="calm"),
+                Wanted(model=ModelName("cold"), role="decode", nodes=0, why="idle"),
+            )
+        ),
+    )  # fmt: skip
+    views = [RegionView("eu", "fresh", status), RegionView("us", "lost", None)]
+    assert [line.split() for line in model_lines(views)] == [
+        ["model", "region", "state", "role", "up", "wanted", "why"],
+        ["cold", "eu", "cold,~4.2s", "decode", "0/1", "0", "idle"],
+        ["lost", "eu", "out", "decode", "0/1", "all", "–"],
+        ["warm", "eu", "warm", "decode", "1/2", "1", "calm"],
+    ]
+    assert scales(views)
+    assert not scales(REGIONS)

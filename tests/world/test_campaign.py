@@ -17,21 +17,17 @@ pytestmark = pytest.mark.world
 
 AT_HOME = (
     Cell(Party.PREFILL, Fault.KILL, Step.RECEIVING),
-    Cell(Party.PREFILL, Fault.STOP, Step.RESERVED),
     Cell(Party.PREFILL_RANK, Fault.KILL, Step.RESERVED),
-    Cell(Party.PREFILL_RANK, Fault.STOP, Step.READY),
-    Cell(Party.DECODE_RANK, Fault.STOP, Step.RECEIVING),
+    Cell(Party.PREFILL, Fault.STOP, Step.RESERVED),
     Cell(Party.ROUTER, Fault.STOP, Step.READY),
 )
 """Nobody loses anything: what the region lacks it does itself."""
 
 ABROAD = (
     Cell(Party.DECODE, Fault.KILL, Step.READY),
-    Cell(Party.DECODE_RANK, Fault.KILL, Step.RECEIVING),
-    Cell(Party.DECODE, Fault.STOP, Step.RESERVED),
     Cell(Party.ROUTER, Fault.KILL, Step.RECEIVING),
     Cell(Party.EDGE, Fault.KILL, Step.RESERVED),
-    Cell(Party.EDGE, Fault.STOP, Step.RECEIVING),
+    Cell(Party.DECODE_RANK, Fault.KILL, Step.DECODING),
 )
 """Who has text gets an error; who has none is answered by the other region."""
 
@@ -42,14 +38,19 @@ def places(world: LocalWorld) -> tuple[Place, Place]:
     return Place("eu", "ams", eu), Place("us", "nyc", us)
 
 
-def check(world: LocalWorld, at: Place, cell: Cell) -> None:
-    writing, other = play(world, at, cell)
-    whole = (writing.check(), other.check())
-    assert whole == expected(cell), (cell, writing.answer.error, other.answer.error)
+def check(world: LocalWorld, at: Place, cell: Cell) -> int:
+    """How many of the two answers were broken: none that need not be."""
+    calls = play(world, at, cell)
+    whole = [one.check() for one in calls]
+    errors = [one.answer.error for one in calls]
+    for got, safe in zip(whole, spared(cell), strict=True):
+        assert got or not safe, (cell, errors)
+    return whole.count(False)
 
 
-def expected(cell: Cell) -> tuple[bool, bool]:
-    """Whether each of the two callers gets its whole answer."""
+def spared(cell: Cell) -> tuple[bool, bool]:
+    """Whether each of the two callers must get its whole answer. Who need not may have had all of
+    it before the fault."""
     if cell.party in (Party.PREFILL, Party.PREFILL_RANK):
         return True, True
     if cell.fault is Fault.STOP and cell.party is not Party.DECODE:
@@ -71,8 +72,8 @@ def test_faults_that_a_region_heals_itself(world: LocalWorld, places: tuple[Plac
 def test_faults_that_only_another_region_heals(
     world: LocalWorld, places: tuple[Place, Place]
 ) -> None:
-    for number, cell in enumerate(ABROAD):
-        check(world, places[number % 2], cell)
+    broken = [check(world, places[number % 2], cell) for number, cell in enumerate(ABROAD)]
+    assert sum(broken) > 0, "nothing was struck in the middle"
 
 
 @pytest.mark.soak

@@ -4,22 +4,36 @@ and what does not work out leaves the world as it was."""
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from core.config import Topology, parse, read
+from core.config_tenants import Tenant
 from core.errors import ConfigError
+from deploy import toml_write
 from deploy.launcher import LocalWorld
 from deploy.rollout.messages import Deploy
 from deploy.rollout.running import asked, control_of, seen
 from tests.world.faults import alive, until
-from tests.world.scripted import Answer, ask, completion, scripted_world
+from tests.world.scripted import (
+    MODEL,
+    Answer,
+    ask,
+    completion,
+    region_status,
+    scripted_world,
+)
 
 pytestmark = pytest.mark.world
 
+ROOT = Path(__file__).parents[2]
+EU = {"eu", "eu-prefill", "eu-decode"}
 WORDS = "".join(f"{number} keepers of lights write a log. " for number in range(6))
 
 
@@ -57,13 +71,14 @@ class Callers:
         with httpx.Client(base_url=base, timeout=60, trust_env=False) as kept:
             while not self._over.is_set():
                 turn += 1
-                body = completion(f"{number}, {turn}: {WORDS}", max_tokens=60)
+                prompt = f"{number}, {turn}: {WORDS}"
+                body = completion(prompt, max_tokens=60)
                 try:
                     answer = ask(base, body, client=kept if number % 2 else None)
                 except httpx.HTTPError as error:
                     self.failures.append(error)
                     return
-                self.answers.append((body["prompt"], answer))
+                self.answers.append((prompt, answer))
 
     def check(self) -> None:
         assert self.failures == []
@@ -73,8 +88,9 @@ class Callers:
         assert {answer.finish for _, answer in self.answers} <= {"length", "stop"}
 
 
-def deploy(world: LocalWorld, unit: str, **more: object) -> list[str]:
-    what = Deploy(unit=unit, **{"again": True, "idle_s": 30.0, "ready_s": 30.0, **more})
+def deploy(world: LocalWorld, unit: str, **more: Any) -> list[str]:
+    """As `skerry deploy UNIT` does it; what is said."""
+    what = Deploy(unit=unit, idle_s=30, ready_s=30, **more)
     return list(asked(what, world.world.state))
 
 
@@ -86,11 +102,118 @@ def test_an_edge_and_a_region_are_replaced_under_twenty_streams(world: LocalWorl
     before = pids(world)
     with Callers(world) as callers:
         assert until(lambda: len(callers.answers) >= 10)
-        deploy(world, "ams")
-        deploy(world, "eu")
+        deploy(world, "ams", again=True)
+        deploy(world, "eu", again=True)
         seen_so_far = len(callers.answers)
         assert until(lambda: len(callers.answers) >= seen_so_far + 20)
     callers.check()
     after = pids(world)
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"ams", "eu", "eu-prefill", "eu-decode"}
+    assert changed == {"ams", *EU}
+
+
+def file_of(world: LocalWorld, folder: Path, change: Callable[[Topology], Topology]) -> Path:
+    """A topology file with a change to what the world was started from."""
+    path = folder / "changed.toml"
+    asked_for = parse(read(world.world.state.parent / "scripted.toml"))
+    path.write_text(toml_write.dump(change(asked_for)), encoding="utf-8")
+    return path
+
+
+def with_tenant(topology: Topology) -> Topology:
+    return replace(topology, tenants={"harbour": Tenant()})
+
+
+def test_a_changed_topology_replaces_who_reads_it_once(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    changed = str(file_of(world, tmp_path, with_tenant))
+    assert deploy(world, "nyc", topology=changed, dry_run=True)[0].startswith("1. start another")
+    assert pids(world) == before
+    deploy(world, "nyc", topology=changed)
+    after = pids(world)
+    assert {name for name in before if before[name] != after[name]} == {"nyc"}
+    assert deploy(world, "nyc", topology=changed) == ["nothing to do: nyc runs this already"]
+    assert deploy(world, "eu", topology=changed) == ["nothing to do: eu runs this already"]
+    assert ask(world.edges["nyc"], completion("still here", max_tokens=4)).done
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "words"),
+    [
+        ("step_ms", "stop_ms", r"changed.toml:\d+: .*stop_ms.*step_ms"),
+        ('name = "eu-prefill"', 'name = "eu-other"', r"changed.toml:\d+: node 'eu-prefill' runs"),
+        ("/tiny", "/nowhere", r"changed.toml:\d+: models.tiny.source"),
+    ],
+)
+def test_a_topology_that_does_not_fit_is_refused_untouched(
+    world: LocalWorld, tmp_path: Path, find: str, put: str, words: str
+) -> None:
+    before = pids(world)
+    path = file_of(world, tmp_path, with_tenant)
+    text = path.read_text(encoding="utf-8")
+    assert find in text
+    path.write_text(text.replace(find, put, 1), encoding="utf-8")
+    with pytest.raises(ConfigError, match=words):
+        deploy(world, "eu", topology=str(path))
+    assert pids(world) == before
+
+
+def release_with(folder: Path, file: str, change: Callable[[str], str]) -> Path:
+    """A release that differs from this one in one file."""
+    package = Path(file).parts[0]
+    for name in ("core", "deploy", "edge", "kernels", "regional"):
+        if name == package:
+            copytree(ROOT / name, folder / name, ignore=ignore_patterns("__pycache__"))
+        else:
+            (folder / name).symlink_to(ROOT / name)
+    path = folder / file
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return folder
+
+
+def test_a_release_that_does_not_start_is_taken_back(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    broken = release_with(
+        tmp_path, "regional/node/app.py", lambda text: f"{text}\nraise SystemExit('no good')\n"
+    )
+    with Callers(world, 4) as callers, pytest.raises(ConfigError) as failed:
+        deploy(world, "eu", release=str(broken))
+    callers.check()
+    assert "ended while starting, exit code 1" in str(failed.value)
+    assert "no good" in str(failed.value)
+    assert str(failed.value).endswith("the world is as it was")
+    after = seen(control_of(world.world.state))
+    assert {one.folder for one in after} == {str(ROOT)}
+    assert {one.name for one in after if one.pid == before[one.name]} == set(before) - EU
+    assert until(lambda: alive(world, "eu"))
+
+
+def test_a_release_that_speaks_another_wire_is_refused(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    other = release_with(
+        tmp_path, "core/types.py", lambda text: text.replace("WIRE_VERSION = 1", "WIRE_VERSION = 2")
+    )
+    with pytest.raises(ConfigError, match="speaks wire 2, this world 1"):
+        deploy(world, "eu", release=str(other))
+    assert pids(world) == before
+
+
+def slower(topology: Topology) -> Topology:
+    model = topology.models[MODEL]
+    assert model.scripted is not None
+    pace = replace(model.scripted, prefill_tokens_per_s=200.0)
+    return replace(topology, models={MODEL: replace(model, scripted=pace)})
+
+
+def test_a_slow_canary_is_taken_back(world: LocalWorld, tmp_path: Path) -> None:
+    before = {one.name: one.topology for one in seen(control_of(world.world.state))}
+    slow = str(file_of(world, tmp_path, slower))
+    with Callers(world, 8) as callers, pytest.raises(ConfigError) as failed:
+        deploy(world, "eu", topology=slow, canary=50, watch_s=20)
+    callers.check()
+    assert "region eu is worse than before: its first deltas take" in str(failed.value)
+    assert str(failed.value).endswith("the world is as it was")
+    assert {one.name: one.topology for one in seen(control_of(world.world.state))} == before
+    status = region_status(world, "eu")
+    assert not status["draining"]
+    assert status["more"]["weight"] == 0

@@ -64,7 +64,7 @@ export class World {
     const used = (100 * node.blocks_used) / total;
     const cached = (100 * node.blocks_cached) / total;
     const lit = [this.path?.prefill, this.path?.decode].includes(node.name) ? " lit" : "";
-    const state = !node.alive ? "down" : node.draining ? "suspect" : "up";
+    const state = node.off ? "unknown" : !node.alive ? "down" : node.draining ? "suspect" : "up";
     const speed = this.speed(node);
     const occupancy = `KV: ${used.toFixed(0)} % in use, ${cached.toFixed(0)} % kept for reuse`;
     return el("div", { class: `node${lit}`, id: `node-${node.name}` },
@@ -72,7 +72,7 @@ export class World {
       el("div", { class: "bar", role: "img", "aria-label": occupancy, title: occupancy },
         wide("", used), wide("kept", cached)),
       el("div", { class: "facts" },
-        el("span", {}, node.alive ? `${count(node.running)} running` : "lost"),
+        el("span", {}, node.alive ? `${count(node.running)} running` : node.off ? "off until it is needed" : "lost"),
         node.prefill_backlog_tokens ? el("span", {}, `${count(node.prefill_backlog_tokens)} to read`) : null,
         speed >= 0.5 ? el("span", {}, `${speed.toFixed(0)} tokens/s`) : null));
   }

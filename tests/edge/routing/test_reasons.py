@@ -117,6 +117,41 @@ def test_what_each_region_was() -> None:
     }  # fmt: skip
 
 
+def _cold(start_s: float) -> dict[str, object]:
+    return {"models": (ModelStatus(name=MODEL, context=9, start_s=start_s),)}
+
+
+@pytest.mark.parametrize("asked", [LONG, SHORT, replace(SHORT, by_affinity=True)])
+def test_a_cold_home_comes_behind_the_warm_ones_that_are_sooner(asked: Asked) -> None:
+    decision = choose(_world(eu=_one(EU, status=_cold(3.0))), asked, Routing())
+    assert decision.candidates == (US, ASIA, OZ, EU)
+    assert _stood(decision)["eu"] is Standing.COLD
+
+
+@pytest.mark.parametrize("asked", [LONG, SHORT, replace(SHORT, by_affinity=True)])
+def test_a_cold_home_is_taken_where_the_warm_ones_take_longer(asked: Asked) -> None:
+    later = {str(name): _one(name, status={"prefill_work_s": 9.0}) for name in (US, ASIA, OZ)}
+    decision = choose(_world(eu=_one(EU, status=_cold(3.0)), **later), asked, Routing())
+    assert decision.candidates[0] == EU
+    option = decision.of(EU)
+    assert option is not None
+    assert option.wait_s == 3.0
+
+
+def test_warm_ones_that_are_full_do_not_keep_from_a_cold_one() -> None:
+    """Nobody is within the bound but the region that has nothing to do."""
+    full = {str(name): _one(name, sent_s=2.0, ramp=0.0) for name in (US, ASIA, OZ)}
+    decision = choose(_world(eu=_one(EU, status=_cold(3.0)), **full), LONG, Routing())
+    assert decision.candidates[0] == EU
+
+
+def test_where_all_are_cold_one_is_started() -> None:
+    cold = {str(name): _one(name, status=_cold(3.0)) for name in WALK}
+    decision = choose(_world(**cold), LONG, Routing())
+    assert decision.candidates[0] == EU
+    assert Standing.COLD not in _stood(decision).values()
+
+
 def test_every_standing_is_met() -> None:
     """None is a word that nothing can be."""
     met = {
@@ -126,8 +161,8 @@ def test_every_standing_is_met() -> None:
     }
     assert set(Standing) - met == {
         Standing.SUSPECT, Standing.FAILING, Standing.DRAINING, Standing.NO_MODEL,
-        Standing.FORBIDDEN,
-    }  # fmt: skip  # and those are in the test above
+        Standing.FORBIDDEN, Standing.COLD,
+    }  # fmt: skip  # and those are in the other tests
 
 
 def test_scores_are_what_was_predicted() -> None:

@@ -96,12 +96,8 @@ async def later(env):
 )
 
 
-def test_all_in_one_process() -> None:
+async def test_all_in_one_process() -> None:
     needed("bwrap")
-    asyncio.run(_all())
-
-
-async def _all() -> None:
     async with running(ALL) as around:
         http = around.http
         hello = await http.get("/hello", headers={"x-name": "Ada"})
@@ -150,12 +146,8 @@ async def _all() -> None:
         assert set(names) <= {"HOME", "LC_CTYPE", "PWD", "PYTHONPATH", "TZ"}
 
 
-def test_what_fills_its_memory_is_ended_and_started_again() -> None:
+async def test_what_fills_its_memory_is_ended_and_started_again() -> None:
     needed("bwrap")
-    asyncio.run(_full())
-
-
-async def _full() -> None:
     async with running(ALL) as around:
         with pytest.raises(httpx.RemoteProtocolError):
             await around.http.get("/memory")
