@@ -90,8 +90,8 @@ class World:
         pid = self.node()["pid"]
         assert isinstance(pid, int)
         os.kill(pid, signal.SIGKILL)
-        _until(lambda: self.node()["alive"] is True and self.node()["pid"] != pid, START_S)
-        _until(lambda: _ready(self.edge), START_S)
+        until(lambda: self.node()["alive"] is True and self.node()["pid"] != pid, START_S)
+        until(lambda: ready(self.edge), START_S)
 
     def kept(self) -> int:
         """Blocks that are on disk."""
@@ -147,7 +147,7 @@ def one_round(here: World, number: int) -> Round:
     cold = here.ask(prompt)
     here.ask(prompt)
     wanted = before + (cold.prompt_tokens - 1) // 16 - 8  # a few are the chat template's: kept once
-    _until(lambda: here.kept() >= wanted, KEEP_S)
+    until(lambda: here.kept() >= wanted, KEEP_S)
     evict(list(here.slabs.glob("*.slab")))
     here.restart()
     evict(list(here.slabs.glob("*.slab")))
@@ -158,10 +158,10 @@ def one_round(here: World, number: int) -> Round:
 
 
 @contextmanager
-def world(folder: Path) -> Iterator[World]:
-    """Raises NotStarted."""
+def world(folder: Path, text: str = _TOPOLOGY) -> Iterator[World]:
+    """Of one node, named home-1, by a topology's `text`. Raises NotStarted."""
     topology, state = folder / "restart.toml", folder / "state"
-    topology.write_text(_TOPOLOGY.format(threads=os.cpu_count() or 1), encoding="utf-8")
+    topology.write_text(text.format(threads=os.cpu_count() or 1), encoding="utf-8")
     command = [
         sys.executable, "-m", "deploy.cli", "up", "--topology", str(topology), "--state", str(state)
     ]  # fmt: skip
@@ -169,12 +169,12 @@ def world(folder: Path) -> Iterator[World]:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=PROJECT)
     try:
         current = state / "current.json"
-        _until(lambda: current.exists() or process.poll() is not None, START_S)
+        until(lambda: current.exists() or process.poll() is not None, START_S)
         if process.poll() is not None:
             raise NotStarted((folder / "up.log").read_text(errors="replace"))
         told = msgspec.json.decode(current.read_bytes())
         (edge,), (router,) = told["edges"].values(), told["regions"].values()
-        _until(lambda: _ready(edge), START_S)
+        until(lambda: ready(edge), START_S)
         yield World(edge, router, state / "tiers")
     finally:
         process.send_signal(signal.SIGINT)
@@ -190,16 +190,17 @@ def _prompt(number: int) -> str:
     return f"Log number {number} of the harbour. {''.join(lines)}How many crates in entry 3?"
 
 
-def _ready(url: str) -> bool:
+def ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/readyz", timeout=5, trust_env=False).is_success
     except httpx.TransportError:
         return False
 
 
-def _until(ready: Callable[[], bool], patience_s: float) -> None:
+def until(true: Callable[[], bool], patience_s: float) -> None:
+    """Raises NotStarted."""
     end = time.monotonic() + patience_s
-    while not ready():
+    while not true():
         if time.monotonic() > end:
             raise NotStarted(f"nothing came of it in {patience_s:g} s")
         time.sleep(0.05)
