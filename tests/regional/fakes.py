@@ -233,8 +233,10 @@ async def region(
     *nodes: tuple[str, str],
     queue: int = 64,
     heartbeat_s: float = 30.0,
+    more: str = "",
 ) -> AsyncIterator[Here]:
-    text = topology(nodes, queue=queue, heartbeat_s=heartbeat_s)
+    """`more`: the end of the topology."""
+    text = topology(nodes, queue=queue, heartbeat_s=heartbeat_s) + more
     world = World(topology=parse(text), path=tmp_path / "world.toml", state=tmp_path)
     app = RouterApp(world, world.topology.region("here"), {MODEL: ByteText()})
     await app.start()

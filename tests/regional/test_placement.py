@@ -349,3 +349,22 @@ def test_whatever_is_placed_adds_up_and_may_be_placed(
         assert held[source.pool] == Held(decision.pull.first + decision.pull.count)
         seconds = costs.pull_s(decision.pull.count, 360_000, source)
         assert seconds < pulled / reader.prefill_tokens_per_s
+
+
+@pytest.mark.parametrize(
+    "nodes", [(), (PREFILL,), (replace(DECODE, draining=True),), (replace(DECODE, offers=()),)]
+)
+def test_a_cold_model_is_waited_for_where_one_is_started(nodes: tuple[NodeView, ...]) -> None:
+    request = Ask(model=MODEL, prompt_tokens=1501, max_tokens=64)
+    cold = ClusterView(nodes, frozenset({MODEL}))
+    assert place(cold, {}, request, split_min_tokens=256) == Wait(Scarce.COLD)
+    with pytest.raises(RegionUnavailable):
+        place(ClusterView(nodes), {}, request, split_min_tokens=256)
+
+
+def test_a_node_that_failed_this_request_is_no_cold_model() -> None:
+    request = Ask(
+        model=MODEL, prompt_tokens=1501, max_tokens=64, excluded=frozenset({DECODE.serial})
+    )
+    with pytest.raises(RegionUnavailable):
+        place(ClusterView((DECODE,), frozenset({MODEL})), {}, request, split_min_tokens=256)

@@ -124,7 +124,7 @@ class Oracle:
 
 
 def three_guesses(
-    wishes: Sequence[tuple[object, int]], cost: object, *, decode: int, prompt: int, room: int
+    wishes: Sequence[tuple[object, int]], cost: object, *, room: int, **others: int
 ) -> list[int]:
     lengths = []
     for _, most in wishes:

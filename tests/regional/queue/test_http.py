@@ -101,6 +101,23 @@ def test_a_batch_runs_after_everybody_else_and_is_told(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_batch_for_a_cold_model_brings_its_node(tmp_path: Path) -> None:
+    cold = f"\n[regions.scale.{MODEL}]\nleast = 0\n"
+
+    async def test() -> None:
+        async with region(tmp_path, NODE, more=cold) as here:
+            body = msgspec.msgpack.encode(_batch(ask("one"), ask("two", request_id="r2")))
+            await _reply(here, "POST", "queue", body)
+            await here.queued(1)
+            await here.until(lambda: [one.nodes for one in here.app.scaling.wanted] == [1])
+            node = await here.joined(*NODE)
+            for _ in range(2):
+                node.output(attempt_of(await node.got("start")), delta("yes"), *ending())
+            assert len(await _done(here)) == 2
+
+    run(test())
+
+
 def test_a_router_that_is_started_again_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with region(tmp_path, NODE) as here:
