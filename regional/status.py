@@ -70,6 +70,7 @@ def node_status(member: Member) -> NodeStatus:
         pipeline_bubble=beat.pipeline_bubble,
         stage_seconds=tuple(beat.stage_seconds),
         plan=join.plan,
+        release=join.release,
         ranks=tuple(RankStatus(one.rank, one.pid, one.part) for one in join.ranks),
         tiers=tuple(tier_status(one) for one in beat.tiers),
     )
