@@ -52,14 +52,16 @@ def main() -> int:
     parser.add_argument("--lifeline", type=int, required=True)
     options = parser.parse_args()
     log.setup(f"workers/{options.name}")
+    code = 0
     try:
         world = load(options.topology, state=options.state)
         with _alone(table_path(world.state, options.name).parent):
             asyncio.run(_serve(world, options.name, options.edge, options.lifeline))
-    except ConfigError as error:
-        sys.stderr.write(f"workers of {options.name}: {error}\n")
-        return CONFIG_EXIT
-    return 0
+    except* ConfigError as errors:  # alone, or out of a task group
+        why = "; ".join(map(str, errors.exceptions))
+        sys.stderr.write(f"workers of {options.name}: {why}\n")
+        code = CONFIG_EXIT
+    return code
 
 
 async def _serve(world: World, name: str, edge: str, lifeline: int) -> None:

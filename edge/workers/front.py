@@ -5,6 +5,7 @@ Under `/w/NAME/`, by a host `NAME.domain`, or by a route's pattern. All else is 
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from litestar.enums import ScopeType
@@ -13,11 +14,14 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from core.errors import NotFound
 from edge.workers.proxy import Passage, Upstream, refuse
 from edge.workers.table import Entry, Table
+from edge.workers.upload import Upload
 
 if TYPE_CHECKING:
     from litestar.types import ASGIApp
 
 PREFIX = "/w/"
+ABSENT_S, LOOK_S = 5.0, 0.05
+"""How long a Worker that is in the table may be without its host, and how often it is tried."""
 
 
 class Front:
@@ -42,9 +46,7 @@ class Front:
         if entry is None:
             await self._app(scope, receive, send)
             return
-        raw = scope["raw_path"]
-        passage = await self._passage(entry, raw, shared=False)
-        await passage(scope, receive, send)
+        await self._pass(entry, scope, receive, send, path=scope["raw_path"], shared=False)
 
     async def close(self) -> None:
         for upstream in self._upstreams.values():
@@ -65,8 +67,31 @@ class Front:
             await send({"type": "http.response.start", "status": 308, "headers": headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        passage = await self._passage(entry, b"/" + rest, shared=True)
-        await passage(scope, receive, send)
+        await self._pass(entry, scope, receive, send, path=b"/" + rest, shared=True)
+
+    async def _pass(
+        self,
+        entry: Entry,
+        scope: HTTPScope,
+        receive: Receive,
+        send: Send,
+        *,
+        path: bytes,
+        shared: bool,
+    ) -> None:
+        """Where nobody listens, its host is being started again: what it serves then is waited
+        for."""
+        loop = asyncio.get_running_loop()
+        upload, end = Upload(receive, scope["headers"]), loop.time() + ABSENT_S
+        while True:
+            passage = await self._passage(entry, path, shared=shared)
+            if await passage(scope, upload, send):
+                return
+            if loop.time() > end:
+                await refuse(send, passage.absent())
+                return
+            await asyncio.sleep(LOOK_S)
+            entry = self._table.named(entry.name) or entry
 
     async def _passage(self, entry: Entry, path: bytes, *, shared: bool) -> Passage:
         upstream = self._upstreams.get(entry.name)

@@ -79,25 +79,25 @@ class Host:
 
     async def open(self) -> None:
         """Serve again what was served before. What does not start any more is told and left."""
-        for name in self._shelf.names():
-            try:
-                card = self._shelf.card(name)
-                if card is None or card.active is None:
-                    continue
-                hosted = self._made(name, card)
-                bundle = unpack(self._shelf.take(name, card.active))
-                await self._start(hosted, bundle, card.active)
-                hosted.active = hosted.staged.pop(card.active)
-            except SkerryError as error:
-                _log.error("worker not served name=%s why=%s", name, error)
-        self._write()
+        async with self._turn:
+            for name in self._shelf.names():
+                try:
+                    card = self._shelf.card(name)
+                    if card is None or card.active is None:
+                        continue
+                    hosted = self._made(name, card)
+                    bundle = unpack(self._shelf.take(name, card.active))
+                    await self._start(hosted, bundle, card.active)
+                    hosted.active = hosted.staged.pop(card.active)
+                except SkerryError as error:
+                    _log.error("worker not served name=%s why=%s", name, error)
+            self._write()
 
     async def close(self) -> None:
-        """End all processes, at once."""
+        """End all processes, at once. The table stays: whoever comes next serves the same."""
         units = [unit for hosted in self._hosted.values() for unit in _units(hosted)]
         units += self._ending.values()
         self._hosted.clear()
-        self._write()
         for task in self._ending:
             task.cancel()
         await asyncio.gather(*(unit.close(1.0) for unit in units), *self._ending,

@@ -30,7 +30,11 @@ async def hosting(
 ) -> AsyncIterator[None]:
     """The host of the edge `name`, which accepts requests at `address`, until the block ends; none
     unless `when`, or where the edge has no admin address."""
-    if not when or world.topology.edge(name).admin is None:
+    admin = world.topology.edge(name).admin
+    if admin is not None and split_address(admin)[1] == 0:
+        _log.warning("no Workers: an admin address without a fixed port is found by nobody")
+        admin = None
+    if not when or admin is None:
         yield
         return
     ours, held = os.pipe()

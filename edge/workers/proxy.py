@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
-from litestar.types import HTTPScope, Receive, Send
+from litestar.types import HTTPScope, Send
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -100,7 +100,8 @@ class Passage:
         self._shared = shared
         self._started = False
 
-    async def __call__(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: HTTPScope, upload: Upload, send: Send) -> bool:
+        """Whether somebody was there: if not, nothing has been sent to either side."""
         upstream = self._upstream
         upstream.touch(time.monotonic())
         upstream.running += 1
@@ -111,21 +112,26 @@ class Passage:
                     " way here (workers.concurrency)",
                     retry_after_s=1.0,
                 )
-            await self._pass(scope, receive, send)
+            await self._pass(scope, upload, send)
+        except aiohttp.ClientConnectorError:
+            return False
         except Cancelled:
-            return
+            return True
         except RequestError as error:
-            if self._started:
-                return  # the connection ends without the end of its answer, so the caller sees it
-            await refuse(send, error)
+            if not self._started:  # else the connection ends before its answer does
+                await refuse(send, error)
         finally:
             upstream.running -= 1
             upstream.touch(time.monotonic())
             if upstream.retired and not upstream.running:
                 await upstream.close()
+        return True
 
-    async def _pass(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        upload = Upload(receive, scope["headers"])
+    def absent(self) -> WorkerFailed:
+        """What is said where nobody came in time."""
+        return self._failed("is not running here")
+
+    async def _pass(self, scope: HTTPScope, upload: Upload, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None, "runs in a task"
         watcher = asyncio.create_task(upload.left())
@@ -150,6 +156,8 @@ class Passage:
                 f" {self._entry.answer_s:g} s (workers.answer_s); see `skerry worker tail"
                 f" {self._entry.name}`"
             ) from error
+        except aiohttp.ClientConnectorError:
+            raise  # there is nobody
         except (aiohttp.ClientError, OSError) as error:
             if upload.error is not None:
                 raise upload.error from error

@@ -25,6 +25,7 @@ class Upload:
         self.small = size <= SMALL_BODY_BYTES
         self.error: RequestError | None = None
         """Why it broke off."""
+        self._whole: bytes | None = None
         self._done = asyncio.Event()
         if not self.has_body:
             self._done.set()
@@ -50,8 +51,10 @@ class Upload:
             self._done.set()
 
     async def whole(self) -> bytes:
-        """All of it at once. Raises Cancelled, BodyTooLarge."""
-        return b"".join([piece async for piece in self.pieces()])
+        """All of it at once, as often as it is asked for. Raises Cancelled, BodyTooLarge."""
+        if self._whole is None:
+            self._whole = b"".join([piece async for piece in self.pieces()])
+        return self._whole
 
     async def left(self) -> None:
         """Returns when the caller is gone."""

@@ -52,13 +52,8 @@ def _refused(said: str, complaints: list[str]) -> None:
 
 
 async def test_a_question_its_path_and_its_story_by_keyboard(tmp_path: Path) -> None:
-    eu, us = FakeRegion("eu", script=saying("It is ", EVIL)), FakeRegion("us")
-    async with (
-        eu.serving(),
-        us.serving(),
-        running_edge(world_of(tmp_path, eu, us)) as edge,
-        browsing() as page,
-    ):
+    eu = FakeRegion("eu", script=saying("It is ", EVIL))
+    async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge, browsing() as page:
         await page.goto(edge.url)
         await expect(page.get_by_text("edge here")).to_be_visible()
         question = page.get_by_label("Your question")

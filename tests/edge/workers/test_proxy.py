@@ -212,9 +212,24 @@ async def test_what_goes_wrong_is_named(folder: Path) -> None:
         assert refused.headers["retry-after"] == "1"
         gate.set()
         assert [(await one).text for one in running] == ["late", "late"]
-    async with passing(folder, handler, socket=str(folder / "nobody")) as client:
-        down = await client.get("/w/w/")
-        assert (down.status_code, down.json()["error"]["code"]) == (500, "worker_failed")
+
+
+async def test_a_host_that_is_started_again_is_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with passing(folder, _mirror, socket=str(folder / "nobody")) as client:
+        asking = asyncio.create_task(client.post("/w/w/", content=b"x" * 10))
+        await asyncio.sleep(0.1)
+        (folder / "nobody").symlink_to(folder / "w.sock")
+        answer = await asking
+        assert (answer.status_code, answer.json()["body"]) == (200, 10)
+        (folder / "nobody").unlink()
+        monkeypatch.setattr("edge.workers.front.ABSENT_S", 0.1)
+        fresh = {"connection": "close"}
+        async with passing(folder, _mirror, socket=str(folder / "nobody")) as other:
+            down = await other.get("/w/w/", headers=fresh)
+    assert (down.status_code, down.json()["error"]["code"]) == (500, "worker_failed")
+    assert "'w' is not running here" in down.text
 
 
 async def test_an_answer_that_breaks_off_is_seen_to(folder: Path) -> None:
