@@ -174,8 +174,9 @@ def fleet_of(world: World) -> Iterator[Fleet]:
             )
         if split_address(edge.admin)[1] == 0:
             raise ConfigError(
-                f"the world {world.topology.name!r} does not run: start it with `skerry up`, or say"
-                " with --state which one you mean"
+                f"the world {world.topology.name!r} does not run here: start it with `skerry up`,"
+                " or say with --state which one you mean; edges that are started one by one need"
+                " an admin address with a fixed port"
             )
         admins.append((edge.name, f"http://{edge.admin}"))
     headers = {"authorization": f"Bearer {world.secret('admin').decode()}"}
