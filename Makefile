@@ -3,9 +3,11 @@
 PY ?= python3
 PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
+# A file stays in one process of these, and so do the users of a dear fixture (tests/conftest.py).
+SHARED ?= -n logical --maxprocesses 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak load scenarios bench-load bench-admission bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean
+.PHONY: help demo up test soak load scenarios bench-load bench-admission bench-cold bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,10 +22,10 @@ up: ## the same world at http://127.0.0.1:8787 until Ctrl-C (TOPOLOGY=local ARGS
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m deploy.cli up --topology "$(TOPOLOGY)" $(ARGS)
 
-test: ## the whole suite (ARGS=… goes to pytest)
+test: ## the whole suite, shared by the cores (ARGS=… goes to pytest; SHARED= keeps one process)
 	@$(PY) -m deploy.doctor --quiet
 	@$(PY) -m deploy.setup_env --test
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(PYTHON) -m pytest $(SHARED) $(ARGS)
 
 bench-engine: ## our engine beside vLLM CPU, llama.cpp, transformers (ARGS="--quick", "--native off", …)
 	@$(PY) -m deploy.setup_env
@@ -78,6 +80,10 @@ bench-load: ## the load generator itself: 300 streams on one process, beside 20
 bench-admission: ## keys, limits, usage: 10,000 requests, 3 edges × 2 processes, Redis, kills
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.admission $(ARGS)
+
+bench-cold: ## a request for a model whose node is off; a killed node until it is ready (ARGS="--quick")
+	@$(PY) -m deploy.setup_env
+	@$(PYTHON) -m loadtest.cold $(ARGS)
 
 bench-workers: ## what Workers cost: a call through one, a cold start, a neighbour that loops (ARGS="--quick")
 	@$(PY) -m deploy.setup_env

@@ -92,6 +92,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage_seconds: tuple[float, ...] = ()
     plan: str = ""
     """How its model is split, as `core.parallel.Plan` writes it."""
+    release: str = ""
     ranks: tuple[RankStatus, ...] = ()
     tiers: tuple[TierStatus, ...] = ()
 

@@ -138,6 +138,8 @@ def status(edge: EdgeOption = None) -> None:
     from rich.console import Console
 
     from deploy.explain import recent_lines
+    from deploy.rollout.processes import process_lines
+    from deploy.rollout.running import seen_at
     from deploy.served import model_lines, scales
     from deploy.state import first_edge
     from deploy.status import edge_view, region_lines, status_lines, status_table
@@ -150,7 +152,8 @@ def status(edge: EdgeOption = None) -> None:
     else:
         print("\n".join(status_lines(view.regions)))
     scaled = ["", *model_lines(view.regions)] if scales(view.regions) else []
-    print("\n".join(["", *region_lines(view), *scaled, "", *recent_lines(base)]))
+    processes = ["", *process_lines(view, seen_at(base))]
+    print("\n".join([*processes, "", *region_lines(view), *scaled, "", *recent_lines(base)]))
 
 
 @app.command()

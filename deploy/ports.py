@@ -108,12 +108,6 @@ def refuse_unfixed(topology: Topology, path: str) -> None:
                 f"{path}: processes that start by themselves find each other by the file alone: "
                 f"give regions.{region.name} http and grpc fixed ports"
             )
-    for edge in topology.edges:
-        if edge.admin is not None and split_address(edge.admin)[1] == 0:
-            raise ConfigError(
-                f"{path}: `skerry worker` finds an edge by the file alone: give edge {edge.name} "
-                "an admin address with a fixed port"
-            )
 
 
 def _bind_near(host: str, port: int, who: str, claims: Claims) -> socket.socket:

@@ -31,6 +31,8 @@ class EdgeView(msgspec.Struct, frozen=True):
     """The part of an edge's `/status` that is shown."""
 
     edge: str = ""
+    version: str = ""
+    draining: bool = False
     regions: tuple[RegionView, ...] = ()
 
 

@@ -91,6 +91,8 @@ def _readers(path: Path, new: Topology, everyone: list[str]) -> Iterator[str]:
             yield name
         case ("regions", region, "nodes", node, *_):
             yield node
+        case ("regions", region, "scale", *_):
+            yield region
         case ("regions", region, key, *_) if key in _ROUTER_KEYS:
             yield region
             yield from edges

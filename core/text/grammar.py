@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
@@ -22,6 +23,8 @@ from core.types import GenerateRequest, ResponseFormat, Tool, ToolChoice
 
 MOST_CHARS = 150_000
 """Of one grammar: what is larger takes so long to compile that a whole batch would wait for it."""
+_STEPS = 8
+"""Tokens of some answer that are tried: a grammar with too many ways on compiles, and fails then."""
 _BLANKS = {"whitespace_pattern": r"(\n {0,24}| ?)"}
 """Between tokens of JSON: a line break with its indentation, or at most one space."""
 _ANY_OBJECT: Schema = {"type": "object"}
@@ -202,10 +205,15 @@ def _json(schema: Schema) -> str:
 def _complaint(grammar: str, tokens: LLTokenizer) -> str:
     """Why no answer could be held to it with this vocabulary; "" if one can."""
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-        if matcher.is_error():
+    for step in range(_STEPS):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error() and not step:
             return "nothing fits it"
+        ways = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
+        if not len(ways) or not matcher.consume_token(int(ways[0])):
+            break
     return matcher.get_error()
 
 

@@ -40,6 +40,14 @@ def seen(control: Path) -> list[Seen]:
     return [told for told in ask(control, View()) if isinstance(told, Seen)]
 
 
+def seen_at(edge: str, root: Path = FOLDER) -> list[Seen]:
+    """The processes of the world here that has this edge; none when it runs elsewhere."""
+    for current in running_folders(root).values():
+        if current.control and edge.rstrip("/") in current.edges.values():
+            return seen(Path(current.control))
+    return []
+
+
 def _control(current: Current, folder: Path) -> Path:
     if not current.control:
         raise ConfigError(f"the world on {folder} is of an earlier release: start it again")

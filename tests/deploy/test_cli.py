@@ -107,7 +107,8 @@ def fixed_ports(tmp_path: Path) -> str:
     """A topology whose processes can start by themselves."""
     shipped = (ROOT / "deploy" / "topologies" / "local.toml").read_text(encoding="utf-8")
     fixed = 'name = "home"\nhttp = "127.0.0.1:9"\ngrpc = "127.0.0.1:10"'
-    (tmp_path / "fixed.toml").write_text(shipped.replace('name = "home"', fixed), encoding="utf-8")
+    shipped = shipped.replace('name = "home"', fixed).replace("127.0.0.1:0", "127.0.0.1:11")
+    (tmp_path / "fixed.toml").write_text(shipped, encoding="utf-8")
     return str(tmp_path / "fixed.toml")
 
 

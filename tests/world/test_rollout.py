@@ -47,7 +47,8 @@ class Callers:
     """So many who ask one question after the other until the block ends. One in two keeps its
     connection, as a client library does; the others come anew each time."""
 
-    def __init__(self, world: LocalWorld, count: int = 20) -> None:
+    def __init__(self, world: LocalWorld, count: int = 20, tokens: int = 60) -> None:
+        self._tokens = tokens
         self.answers: list[tuple[str, Answer]] = []
         self.failures: list[BaseException] = []
         self._bases = list(world.edges.values())
@@ -72,7 +73,7 @@ class Callers:
             while not self._over.is_set():
                 turn += 1
                 prompt = f"{number}, {turn}: {WORDS}"
-                body = completion(prompt, max_tokens=60)
+                body = completion(prompt, max_tokens=self._tokens)
                 try:
                     answer = ask(base, body, client=kept if number % 2 else None)
                 except httpx.HTTPError as error:
@@ -201,15 +202,17 @@ def test_a_release_that_speaks_another_wire_is_refused(world: LocalWorld, tmp_pa
 def slower(topology: Topology) -> Topology:
     model = topology.models[MODEL]
     assert model.scripted is not None
-    pace = replace(model.scripted, prefill_tokens_per_s=200.0)
+    pace = replace(model.scripted, step_ms=80.0)
     return replace(topology, models={MODEL: replace(model, scripted=pace)})
 
 
 def test_a_slow_canary_is_taken_back(world: LocalWorld, tmp_path: Path) -> None:
     before = {one.name: one.topology for one in seen(control_of(world.world.state))}
     slow = str(file_of(world, tmp_path, slower))
-    with Callers(world, 8) as callers, pytest.raises(ConfigError) as failed:
-        deploy(world, "eu", topology=slow, canary=50, watch_s=20)
+    with Callers(world, 8, tokens=12) as callers:
+        assert until(lambda: len(callers.answers) >= 60)
+        with pytest.raises(ConfigError) as failed:
+            deploy(world, "eu", topology=slow, canary=50, watch_s=20)
     callers.check()
     assert "region eu is worse than before: its first deltas take" in str(failed.value)
     assert str(failed.value).endswith("the world is as it was")

@@ -188,6 +188,14 @@ def test_schemas_that_are_too_large_together_are_refused() -> None:
         grammar_of(asking(closed({"a": wide, "b": wide, "c": wide})), PLAIN)
 
 
+def test_a_schema_with_too_many_ways_on_is_refused_before_the_first_byte() -> None:
+    """It compiles and has a first token; the second one is too much for the parser."""
+    assert grammar_of(asking(closed({f"k{n}": {} for n in range(200)})), PLAIN)
+    open_keys = {"type": "object", "properties": {f"k{n}": {} for n in range(1200)}}
+    with pytest.raises(InvalidRequest, match="'response_format.*too many"):
+        grammar_of(asking(open_keys), PLAIN)
+
+
 def test_keys_keep_the_callers_order_and_white_space_has_an_end(tokens: LLTokenizer) -> None:
     """B09: key order; and no model can write blanks until its limit."""
     grammar = grammar_of(asking(closed({"zeta": {"const": 1}, "alpha": {"const": 2}})), PLAIN)
