@@ -68,13 +68,17 @@ class FanShipment:
 
 
 def by_address(ticket: Ticket) -> dict[str, Ticket]:
-    """The part of a ticket that each data socket serves. Raises TransferFailed when it has none."""
+    """The part of a ticket that each data socket serves. A pool's first endpoint is on the first
+    host of its node. Raises TransferFailed when there is none."""
     addresses = dict.fromkeys(endpoint.address for endpoint in ticket.endpoints)
     if not addresses:
         raise TransferFailed("a ticket without data sockets cannot be served")
+    named = next(iter(addresses)).rpartition(":")[0].strip("[]") if len(addresses) > 1 else ""
     return {
         address: replace(
-            ticket, endpoints=tuple(one for one in ticket.endpoints if one.address == address)
+            ticket,
+            endpoints=tuple(one for one in ticket.endpoints if one.address == address),
+            named=named,
         )
         for address in addresses
     }

@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -72,18 +73,18 @@ class SharedCarrier:
         self, ticket: Ticket, model: bytes, failed: Callable[[TransferFailed], None]
     ) -> OneSidedShipment:
         address = single_address(ticket)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
         word = self._words.publish()
+        sock: socket.socket | None = None
         try:
-            await _connect(sock, address)
+            sock = await _connect(address)
             source = Source(slot=word.slot, value=word.value, memories=tuple(self._memories))
             return await present(
                 sock, ticket, model, source, self._descriptors, failed, self._words, checked=False
             )
         except BaseException:  # a refusal, or our own cancellation: nobody else holds them
             self._words.revoke(word)
-            sock.close()
+            if sock is not None:
+                sock.close()
             raise
 
     def close(self) -> None:
@@ -91,16 +92,22 @@ class SharedCarrier:
             os.close(descriptor)
 
 
-async def _connect(sock: socket.socket, address: str) -> None:
+async def _connect(address: str) -> socket.socket:
     """Raises TransferFailed."""
     loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await loop.sock_connect(sock, _socket_name(address))
-    except (OSError, TimeoutError) as error:
-        raise TransferFailed(f"the receiver at {address} cannot be reached: {error}") from error
-    if peer_uid(sock) != os.geteuid():
-        raise TransferFailed(f"the receiver at {address} is another user's")
+    with ExitStack() as until_connected:
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            until_connected.callback(sock.close)
+            sock.setblocking(False)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.sock_connect(sock, _socket_name(address))
+        except (OSError, TimeoutError) as error:
+            raise TransferFailed(f"the receiver at {address} cannot be reached: {error}") from error
+        if peer_uid(sock) != os.geteuid():
+            raise TransferFailed(f"the receiver at {address} is another user's")
+        until_connected.pop_all()
+    return sock
 
 
 class SharedWay:

@@ -48,6 +48,7 @@ class TcpLanding:
         clock: Callable[[], float],
         awaited: Awaited,
         tls: ssl.SSLContext | None,
+        host: str,
     ) -> None:
         self._listener = listener
         self._clock = clock
@@ -55,7 +56,7 @@ class TcpLanding:
         self._loop = asyncio.get_running_loop()
         self.awaited = awaited
         self._connections: set[_Connection] = set()
-        host, port = listener.getsockname()[:2]
+        port = listener.getsockname()[1]
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._loop.add_reader(listener, self._accept)
 
@@ -67,12 +68,12 @@ class TcpLanding:
         awaited: Awaited | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> TcpLanding:
-        """Listen on a free port of `host`. `awaited`: where other landings serve the same
-        transfers. Raises OSError."""
+        """Listen on a free port of `host`, which is what certificates name, and tickets too.
+        `awaited`: where other landings serve the same transfers. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=128)
         listener.setblocking(False)
-        return cls(listener, clock, awaited or Awaited(), tls)
+        return cls(listener, clock, awaited or Awaited(), tls, host)
 
     @property
     def address(self) -> str:

@@ -73,14 +73,18 @@ class TcpCarrier:
             host, port = split_address(address)
         except ConfigError as error:
             raise TransferFailed(str(error)) from error
+        named = ticket.named or host
         shipment = TcpShipment(stall_s=ticket.lease_s, failed=failed)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                shipment.add(await self._dial(host, port, encode_hello(ticket, model)))
+                hello = encode_hello(ticket, model)
+                shipment.add(await self._dial(host, port, named, hello))
                 more = self._worthwhile(ticket, host) - 1
                 if more > 0:
                     joining = encode_hello(ticket, model, joins=True)
-                    await _together(self._join(shipment, host, port, joining) for _ in range(more))
+                    await _together(
+                        self._join(shipment, host, port, named, joining) for _ in range(more)
+                    )
         except (OSError, TimeoutError) as error:
             await shipment.close()
             raise TransferFailed(f"the receiver at {address} cannot be reached: {error}") from error
@@ -97,11 +101,13 @@ class TcpCarrier:
         size = sum(one.block_bytes * len(one.blocks) for one in ticket.endpoints)
         return max(1, min(1 if is_loopback(host) else STREAMS, size // _STREAM_BYTES))
 
-    async def _join(self, shipment: TcpShipment, host: str, port: int, hello: bytes) -> None:
-        shipment.add(await self._dial(host, port, hello))
+    async def _join(
+        self, shipment: TcpShipment, host: str, port: int, named: str, hello: bytes
+    ) -> None:
+        shipment.add(await self._dial(host, port, named, hello))
 
-    async def _dial(self, host: str, port: int, hello: bytes) -> Link:
-        """A connection on which the receiver has said welcome."""
+    async def _dial(self, host: str, port: int, named: str, hello: bytes) -> Link:
+        """A connection on which the receiver has said welcome; `named` by its certificate."""
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -110,7 +116,7 @@ class TcpCarrier:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.sock_connect(sock, (host, port))
-            link = PlainLink(sock) if self._tls is None else TlsLink(sock, self._tls, host)
+            link = PlainLink(sock) if self._tls is None else TlsLink(sock, self._tls, named)
             await shake_hands(loop, link)
             await send_all(loop, link, hello)
             reply = await _read_reply(loop, link)

@@ -18,6 +18,7 @@ from core.kv.transports.fan import FanCarrier
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
 from core.kv.transports.words import Words
+from core.tls import Credentials
 
 KINDS = (SHARED_MEMORY, TCP)
 """What a node uses unless its topology says otherwise, the preferred first."""
@@ -36,6 +37,11 @@ class Tls:
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+
+    @classmethod
+    def of(cls, credentials: Credentials | None) -> Tls | None:
+        """Those of a process; None where its world speaks plaintext."""
+        return None if credentials is None else cls(credentials.server, credentials.client)
 
 
 class Ways:
