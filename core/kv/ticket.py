@@ -58,12 +58,15 @@ class Ticket:
     """The right to hand KV into reserved blocks, once, while the lease lasts.
 
     `id` is hexadecimal and is the credential of the data socket: it never appears in a log.
+    `named`: whom the certificate of a data socket names, where that is not the address that is
+    dialled: all hosts of a node show the one of its first. Never on the wire.
     """
 
     id: str
     generation: int
     lease_s: float
     endpoints: tuple[Endpoint, ...]
+    named: str = ""
 
     @property
     def empty(self) -> bool:

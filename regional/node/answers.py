@@ -299,6 +299,13 @@ class Answers:
     def _free(self, attempt: Answering) -> None:
         """Forget an attempt. The hand-off stops before the rank may reuse the blocks."""
         del self._answers[attempt.id]
+        log.info(
+            "answered attempt=%s stage=%s cached=%d delta=%s",
+            attempt.id,
+            attempt.stage,
+            attempt.cached_tokens,
+            attempt.answer.delta_sent,
+        )
         attempt.deadline.cancel()
         if attempt.bringing is not None:
             attempt.bringing.cancel()

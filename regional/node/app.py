@@ -104,7 +104,12 @@ async def serve(setup: NodeSetup) -> int:
     try:
         if setup.hosts.index:
             return await outpost.run(
-                setup.node.name, setup.hosts, ranks, stop, setup.node.transports
+                setup.node.name,
+                setup.hosts,
+                ranks,
+                stop,
+                setup.node.transports,
+                setup.credentials,
             )
         try:
             all_ = await stop.unless_stopped(_loaded(loading, ranks, outposts))
@@ -144,8 +149,7 @@ async def _serve(
     ]
     ready = [one.ready for one in everyone]
     mine = setup.credentials
-    tls = None if mine is None else Tls(mine.server, mine.client)
-    ways = Ways(setup.node.host, setup.node.transports, clock=time.monotonic, tls=tls)
+    ways = Ways(setup.node.host, setup.node.transports, clock=time.monotonic, tls=Tls.of(mine))
     own = outpost.own_hosts(plan, loaded, ways.landing)
     tiers: NodeTiers | None = None
     try:

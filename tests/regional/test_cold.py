@@ -24,9 +24,11 @@ def test_it_is_ready_and_its_model_is_known_as_cold(tmp_path: Path) -> None:
             (model,) = here.app.publisher.snapshot().models
             assert model.start_s > 0
             assert here.app.publisher.snapshot().queue_s == 0
-        async with region(tmp_path / "other", NODE) as here:
-            async with here.client.get(f"{here.base}/readyz") as page:
-                assert page.status == 503
+        async with (
+            region(tmp_path / "other", NODE) as here,
+            here.client.get(f"{here.base}/readyz") as page,
+        ):
+            assert page.status == 503
 
     (tmp_path / "other").mkdir()
     run(test())

@@ -1,4 +1,4 @@
-"""A region's cold model: who waits for it, what is wanted for it, and when it is thought to be up."""
+"""A cold model: who waits for it, what is wanted for it, and when it is thought to be up."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Desk:
             changed=lambda: None, cold=lambda model: self.scaling.cold(model),
         )  # fmt: skip
         self.scaling = Scaling(
-            REGION, view=self.cluster.view, dispatcher=self.dispatcher, demand=self.demand,
+            REGION, cluster=self.cluster, dispatcher=self.dispatcher, demand=self.demand,
             metrics=RouterMetrics(self.registry), changed=self._changed, clock=lambda: self.now,
         )  # fmt: skip
         self._ages = 0
@@ -237,6 +237,12 @@ def test_what_the_status_says_of_it() -> None:
     nodes = absent(desk.cluster.members(), REGION.nodes, desk.scaling.running)
     assert {node.name for node in nodes if node.off} == {"p1", "d1", "d2"}
 
+    desk.cluster.resting = frozenset({"d1", "d2"})
+    view = desk.cluster.view()
+    told = model_statuses(view, [MODEL], lambda _: 4096, desk.scaling.start_s)
+    assert told == (), "all that could be started rests by order"
+
+    desk.cluster.resting = frozenset()
     desk.join("d1", Role.DECODE, 1)
     (warm,) = model_statuses(desk.cluster.view(), [MODEL], lambda _: 4096, desk.scaling.start_s)
     assert warm.start_s == 0.0

@@ -11,8 +11,9 @@ from core.errors import NodeLost
 from core.kv.shards import PoolMemory
 from core.kv.ticket import Ticket, model_digest
 from core.kv.transports.base import BlockMemory, Landing
-from core.kv.transports.ways import Ways
+from core.kv.transports.ways import Tls, Ways
 from core.parallel import Hosts, Plan
+from core.tls import Credentials, kept_fresh
 from regional.node.hosts.messages import (
     Expect,
     Expecting,
@@ -42,7 +43,12 @@ _DIAL_S = 600.0
 
 
 async def run(
-    node: str, hosts: Hosts, ranks: Ranks, stop: Stopping, transports: Sequence[str]
+    node: str,
+    hosts: Hosts,
+    ranks: Ranks,
+    stop: Stopping,
+    transports: Sequence[str],
+    credentials: Credentials | None,
 ) -> int:
     """From the start of `ranks` to the end of the node; the exit status. Does not close `ranks`.
     Raises ConfigError."""
@@ -55,7 +61,7 @@ async def run(
     if loaded is None or line is None:
         return 0
     by_rank = dict(zip(hosts.ranks(ranks.plan), loaded, strict=True))
-    ways = Ways(line.here, transports, clock=time.monotonic)
+    ways = Ways(line.here, transports, clock=time.monotonic, tls=Tls.of(credentials))
     landing = ways.landing
     desk = Desk(line.send, own_hosts(ranks.plan, by_rank, landing))
     line.take = desk.take
@@ -73,7 +79,8 @@ async def run(
             )
         )
         log.info("host %d of node %s serves", hosts.index, node)
-        return await _until_the_end(node, line, desk, ranks, stop)
+        async with kept_fresh(credentials):
+            return await _until_the_end(node, line, desk, ranks, stop)
     finally:
         ways.close()
         await line.close()

@@ -1,4 +1,4 @@
-"""A certificate for 127.0.0.1 that vouches for itself."""
+"""A certificate that vouches for itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cryptography.x509.oid import NameOID
 from core.kv.transports.ways import Tls
 
 
-def self_made() -> Tls:
-    """A server with the certificate, and a client that trusts nothing else."""
-    key, certificate = _made()
+def self_made(host: str = "127.0.0.1") -> Tls:
+    """A server with a certificate for `host`, and a client that trusts nothing else."""
+    key, certificate = _made(host)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "both.pem"
         path.write_bytes(key + certificate)
@@ -31,7 +31,7 @@ def self_made() -> Tls:
 
 
 @cache
-def _made() -> tuple[bytes, bytes]:
+def _made(host: str) -> tuple[bytes, bytes]:
     """Private key and certificate, PEM both."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
@@ -45,7 +45,7 @@ def _made() -> tuple[bytes, bytes]:
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.SubjectAlternativeName([_general(host)]),
             critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -57,3 +57,10 @@ def _made() -> tuple[bytes, bytes]:
         serialization.NoEncryption(),
     )
     return private, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from core.errors import ConfigError, TransferFailed
-from core.kv.handoff import Incoming, Phase
+from core.kv.handoff import Failure, Incoming, Phase
 from core.kv.shards import endpoints
 from core.kv.ticket import Endpoint, Offer, PieceKey, Ticket, new_ticket_id
 from core.kv.transports import mooncake, shared
@@ -133,10 +133,41 @@ def test_certificates_keep_tcp_out_of_the_clear() -> None:
         transfer((TCP,), (TCP, MOONCAKE), tls, tls)
 
 
+def test_a_node_is_dialled_by_the_name_that_its_certificate_has() -> None:
+    tls = self_made("localhost")
+    assert transfer((TCP,), (TCP,), tls, tls, host="localhost", catch=False) is TcpShipment
+    with pytest.raises(TransferFailed, match="cannot be reached"):
+        transfer((TCP,), (TCP,), tls, tls, catch=False)
+
+
 def test_a_stranger_with_another_certificate_is_not_believed() -> None:
     ours, others = self_made(), Tls(self_made().server, ssl.create_default_context())
     with pytest.raises(TransferFailed, match="cannot be reached"):
         transfer((TCP,), (TCP,), others, ours, catch=False)
+
+
+def test_whoever_is_served_by_the_second_way_hears_of_an_abort() -> None:
+    async def go() -> None:
+        with ExitStack() as stack:
+            source = source_memory(stack)
+            reader = Ways("127.0.0.1", (TCP,), clock=time.monotonic)
+            stack.callback(reader.close)
+            writer = Ways("127.0.0.1", KINDS, clock=time.monotonic)
+            stack.callback(writer.close)
+            ends = endpoints({0: GEOMETRY}, writer.landing.address, ({3: 0}, {}))
+            ticket = Ticket(new_ticket_id(), 1, 30.0, tuple(ends))
+            incoming = Incoming(ticket, MODEL, now=time.monotonic())
+            place = memoryview(bytearray(GEOMETRY.groups[0].block_bytes))
+            writer.landing.expect(Arrival(incoming, {PieceKey(0, 0, 3): place}, lambda: None))
+            told: asyncio.Future[TransferFailed] = asyncio.get_running_loop().create_future()
+            shipment = await reader.carrier(source).open(ticket, MODEL, told.set_result)
+            incoming.fail(Failure.ABORTED)
+            writer.landing.withdraw(incoming)
+            async with asyncio.timeout(5.0):
+                assert "aborted" in (await told).message
+            await shipment.close()
+
+    asyncio.run(go())
 
 
 def test_an_older_sender_knows_the_address_alone() -> None:
@@ -150,6 +181,7 @@ def transfer(
     sender_tls: Tls | None = None,
     receiver_tls: Tls | None = None,
     *,
+    host: str = "127.0.0.1",
     older: bool = False,
     catch: bool = True,
 ) -> type | None:
@@ -160,7 +192,7 @@ def transfer(
             source = source_memory(stack)
             reader = Ways("127.0.0.1", sends, clock=time.monotonic, tls=sender_tls)
             stack.callback(reader.close)
-            writer = Ways("127.0.0.1", receives, clock=time.monotonic, tls=receiver_tls)
+            writer = Ways(host, receives, clock=time.monotonic, tls=receiver_tls)
             stack.callback(writer.close)
             landing = writer.landing
             geometries = {0: GEOMETRY}

@@ -20,6 +20,8 @@ from core.kv.transports.base import Arrival, BlockMemory, Piece, Shipment
 from core.kv.transports.fan import FanCarrier, by_address
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
+from core.kv.transports.ways import Tls
+from tests.core.kv.certificates import self_made
 from tests.core.kv.receivers import MODEL, WAIT_S
 
 WHOLE = KVGroup(name="g", layers=4, kv_heads=2, head_dim=8, dtype="float32")
@@ -30,8 +32,12 @@ BLOCKS = (0, 1, 2)
 class Hosts:
     """Two receivers with one rank each, a ticket over both, and a source that is not split."""
 
-    def __init__(self) -> None:
-        self.landings = [TcpLanding.listen("127.0.0.1", time.monotonic) for _ in HALVES]
+    def __init__(self, tls: Tls | None = None) -> None:
+        server = tls.server if tls is not None else None
+        self.landings = [
+            TcpLanding.listen(host, time.monotonic, tls=server)
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
         self.settled = [asyncio.Event() for _ in HALVES]
         self.memories = [pool(rank, group) for rank, group in enumerate(HALVES)]
         ends = [
@@ -67,8 +73,8 @@ def pool(rank: int, group: KVGroup) -> PoolMemory:
 
 
 @asynccontextmanager
-async def two_hosts() -> AsyncIterator[Hosts]:
-    hosts = Hosts()
+async def two_hosts(tls: Tls | None = None) -> AsyncIterator[Hosts]:
+    hosts = Hosts(tls)
     try:
         async with asyncio.timeout(WAIT_S):
             yield hosts
@@ -97,6 +103,22 @@ def test_each_host_gets_its_layers_and_both_must_have_them() -> None:
             for block in BLOCKS:
                 halves = [bytes(m.block(n, 0, block)) for n, m in enumerate(hosts.memories)]
                 assert b"".join(halves) == bytes(hosts.source.block(0, 0, block))
+
+    asyncio.run(go())
+
+
+def test_all_hosts_show_the_certificate_of_the_first() -> None:
+    """It names the node's own address, and the others are reached at theirs."""
+    tls = self_made("127.0.0.1")
+
+    async def go() -> None:
+        async with two_hosts(tls) as hosts:
+            carrier = FanCarrier(TcpCarrier(tls=tls.client))
+            shipment = await carrier.open(hosts.ticket, MODEL, unheard)
+            await shipment.send(hosts.pieces())
+            await shipment.finish(47)
+            await shipment.close()
+            assert [one.phase for one in hosts.incoming] == [Phase.READY] * 2
 
     asyncio.run(go())
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.tls import Credentials
 from tests.regional.node.routers import SECRET, FakeRouter, Joined, fake_router
 from tests.tiny_text import write_tiny_folder
 
@@ -90,12 +91,15 @@ class World:
 Test = Callable[[World], Awaitable[None]]
 
 
-def in_world(test: Test, folder: Path, **described: str) -> None:
-    """`described`: fields of `World`. Its tokenizer loads in no time and knows 4,096 ids."""
+def in_world(
+    test: Test, folder: Path, *, credentials: Credentials | None = None, **described: str
+) -> None:
+    """`described`: fields of `World`. Its tokenizer loads in no time and knows 4,096 ids.
+    `credentials`: the router's."""
     described.setdefault("source", str(write_tiny_folder(folder / "tiny", vocab_size=4096)))
 
     async def go() -> None:
-        async with fake_router() as router:
+        async with fake_router(credentials=credentials) as router:
             await test(World(router, folder, **described))
 
     asyncio.run(go())

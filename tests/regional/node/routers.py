@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from core.errors import RequestError
+from core.tls import Credentials
 from regional.pb import node_pb2 as pb
-from regional.rpc import NodeSession, SessionServer, server_options
+from regional.rpc import NodeSession, SessionServer, listen, server_options
 from tests.regional.node.desk import Desk
 
 SECRET = b"a-secret-of-sixteen-characters"
@@ -67,13 +68,17 @@ class FakeRouter:
 
 @asynccontextmanager
 async def fake_router(
-    address: str = "127.0.0.1:0", *, secret: bytes = SECRET, heartbeat_s: float = 0.05
+    address: str = "127.0.0.1:0",
+    *,
+    secret: bytes = SECRET,
+    heartbeat_s: float = 0.05,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[FakeRouter]:
     router = FakeRouter()
     sessions = SessionServer(router, secret=secret, heartbeat_s=heartbeat_s)
     server = grpc.aio.server(options=server_options())
     server.add_generic_rpc_handlers((sessions.handler(),))
-    port = server.add_insecure_port(address)
+    port = listen(server, address, credentials)
     router.address = f"127.0.0.1:{port}"
     await server.start()
     try:

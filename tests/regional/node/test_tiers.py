@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -228,7 +229,8 @@ def test_a_second_node_on_the_folder_goes_on_without_and_says_whose_it_is(
         both = (("d", "decode"), ("e", "decode"))
         same = {"d": setup(tmp_path), "e": setup(tmp_path)}
         async with little_region(*both, tiers=same) as region:
-            assert not region.nodes["e"].tiers._pools
+            held = [name for name in ("d", "e") if region.nodes[name].tiers._pools]
+            assert len(held) == 1, "whoever came first has it"
             for name in ("d", "e"):
                 ids_of(await region.answer(PROMPT, direct(name)))
 
@@ -236,7 +238,8 @@ def test_a_second_node_on_the_folder_goes_on_without_and_says_whose_it_is(
         run(test)
     (line,) = [one.message for one in caplog.records]
     assert "the disk tier is off: " in line
-    assert "is in use by node d (pid " in line
+    # The first one may not have written its name yet.
+    assert re.search(r"is in use by (node [de] \(pid |another process)", line)
 
 
 def test_a_folder_that_cannot_be_used_costs_nothing_but_the_tier(

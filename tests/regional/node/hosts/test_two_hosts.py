@@ -17,6 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from core.config import load
+from core.kv.transports.base import TCP_TLS
+from core.tls import Credentials, Files
+from deploy import certs
 from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import (
     abort,
@@ -28,12 +32,12 @@ from tests.regional.node.desk import (
     start,
     work,
 )
-from tests.regional.node.processes import PROMPT, SPOKEN, World, ended, in_world
+from tests.regional.node.processes import PROMPT, SPOKEN, TOPOLOGY, World, ended, in_world
 from tests.regional.node.routers import Joined
 
 pytestmark = pytest.mark.world
 SCRIPTED = "scripted = { layers = 4, kv_heads = 3, block_bytes = 6144, step_ms = 1.0 }"
-SLOW = SCRIPTED.replace("step_ms = 1.0", "step_ms = 10.0, repeat = true")
+SLOW = SCRIPTED.replace("step_ms = 1.0", "step_ms = 50.0, repeat = true")
 READER, WRITER = "parallel = { tp = 3 }", "parallel = { pp = 2 }"
 
 
@@ -117,6 +121,33 @@ def test_kv_lands_on_both_hosts_and_is_answered_from(tmp_path: Path) -> None:
             assert await ended(hosts.second) == 0
 
     in_world(test, tmp_path, scripted=SCRIPTED, reader=READER, writer=WRITER)
+
+
+def test_certificates_hold_for_both_hosts(tmp_path: Path) -> None:
+    """Nothing of a hand-off is in the clear, and the second host takes the sender for who it is."""
+    sealed = f"{SCRIPTED}\n[tls]\ninside = true"
+    reader, writer_ = (f'{one}\ntransports = ["tcp"]' for one in (READER, WRITER))
+    file = tmp_path / "certs.toml"
+    fields = {"source": "x", "scripted": sealed, "router": "127.0.0.1:1"}
+    file.write_text(TOPOLOGY.format(reader=reader, writer=writer_, **fields))
+    certs.init(load(file, state=tmp_path), 1, lambda _: None)
+
+    async def test(world: World) -> None:
+        async with world.node("reader") as (reader, _), writer(world) as hosts:
+            node = hosts.node
+            node.say(reserve("a.1", work(PROMPT)))
+            ticket = (await node.desk.reserved("a.1")).ticket
+            ways = {(offer.kind, one.address) for one in ticket.endpoints for offer in one.offers}
+            assert len(ways) == 2
+            assert {kind for kind, _ in ways} == {TCP_TLS}
+            reader.say(prefill("a.1", work(PROMPT), ticket))
+            node.say(start("a.1"))
+            events = await node.desk.ended("a.1")
+            assert answer_ids(events)[:-1] == SPOKEN
+            assert done_of(events).timings.kv_bytes == 10 * 6144
+
+    mine = Credentials(Files.of(tmp_path / "certs", "r"))
+    in_world(test, tmp_path, credentials=mine, scripted=sealed, reader=reader, writer=writer_)
 
 
 @pytest.mark.parametrize(
