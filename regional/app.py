@@ -94,7 +94,7 @@ class RouterApp:
         )
         self.scaling = Scaling(
             region,
-            view=self.router.cluster.view,
+            cluster=self.router.cluster,
             dispatcher=self.router.dispatcher,
             demand=self.router.demand,
             metrics=self._metrics,

@@ -96,7 +96,7 @@ class ClusterView:
 
     nodes: tuple[NodeView, ...] = ()
     startable: frozenset[ModelName] = frozenset()
-    """Models of which a node is started when one is needed."""
+    """Models of which a node that can answer is started when one is needed."""
 
     def readers(self) -> list[NodeView]:
         """The nodes that read prompts as their task; decode nodes only where there are no others.
@@ -241,7 +241,11 @@ class Cluster:
     ) -> None:
         self._expected = {node.name: node for node in region.nodes}
         self._region = region.name
-        self._startable = frozenset(map(ModelName, region.scale))
+        self._started = {
+            node.name: ModelName(node.model)
+            for node in region.nodes
+            if node.model in region.scale and node.role is not Role.PREFILL
+        }
         self._patience_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._members: dict[NodeName, Member] = {}
@@ -320,7 +324,8 @@ class Cluster:
         members = self._members.values()
         eldest_s = max((member.age_s for member in members), default=0.0)
         views = (view for member in members for view in member.views(eldest_s))
-        return ClusterView(tuple(map(self._rested, views)), self._startable)
+        startable = (model for name, model in self._started.items() if name not in self.resting)
+        return ClusterView(tuple(map(self._rested, views)), frozenset(startable))
 
     def _rested(self, view: NodeView) -> NodeView:
         return replace(view, draining=True) if view.name in self.resting else view

@@ -27,7 +27,7 @@ from core.errors import (
 from core.events import Done, encode_frame
 from core.metrics import RouterMetrics
 from core.naps import nap
-from core.types import GenerateRequest, ModelName, PoolId, RequestId
+from core.types import GenerateRequest, ModelName, PoolId, RequestId, Usage
 from regional.cluster import Cluster, pools_of
 from regional.demand import Demand
 from regional.dispatch import Dispatcher, Placed
@@ -194,6 +194,7 @@ class Router:
         if not self._lives:
             self._idle.set()
         self._metrics.requests.labels(outcome).inc()
+        _note(life, outcome)
         if isinstance(life.closing, Done):
             self._observe(life.closing)
             self.demand.answered(life.request.model, life.closing.timings)
@@ -337,3 +338,30 @@ def _innermost(error: BaseException) -> str:
         return "?"
     code = trace.tb_frame.f_code
     return f"{code.co_filename}:{trace.tb_lineno}"
+
+
+def _note(life: Life, outcome: str) -> None:
+    """This hop's one line of a request."""
+    placement = life.placed.placement if life.placed is not None else None
+    done = (
+        life.closing
+        if isinstance(life.closing, Done)
+        else Done(usage=Usage(prompt_tokens=0, completion_tokens=0))
+    )
+    log.info(
+        "passed id=%s outcome=%s model=%s prefill=%s decode=%s reason=%s prompt=%d cached=%d"
+        " completion=%d queue_ms=%d prefill_ms=%d decode_ms=%d kv_bytes=%d",
+        life.request.id,
+        outcome,
+        life.request.model,
+        placement.prefill.node if placement and placement.prefill else "-",
+        placement.decode.node if placement else "-",
+        placement.reason if placement else "-",
+        done.usage.prompt_tokens,
+        done.usage.cached_tokens,
+        done.usage.completion_tokens,
+        done.timings.queue_s * 1000,
+        done.timings.prefill_s * 1000,
+        done.timings.decode_s * 1000,
+        done.timings.kv_bytes,
+    )

@@ -83,7 +83,8 @@ def decide(load: Load, scale: Scale, before: Standing | None, now: float) -> Sta
     if not least <= wanted <= most:
         return Standing(min(max(wanted, least), most), Why.BOUNDS, before.raised_at)
     if wanted == 0:
-        return Standing(1, Why.ASKED, now) if load.waiting and most else before
+        used = load.up and load.idle_s < scale.idle_s  # another router has had it started
+        return Standing(1, Why.ASKED, now) if load.waiting or used else before
     if load.idle_s >= scale.idle_s and not load.waiting:
         return before if wanted == least else Standing(least, Why.IDLE, before.raised_at)
     over, why = _over(load, scale)

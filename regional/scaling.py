@@ -14,7 +14,7 @@ from core.config_scale import at_first, first_nodes
 from core.metrics import RouterMetrics
 from core.status import Wanted
 from core.types import ModelName, Role
-from regional.cluster import UNMEASURED_TOKENS_PER_S, ClusterView, NodeView
+from regional.cluster import UNMEASURED_TOKENS_PER_S, Cluster, ClusterView, NodeView
 from regional.demand import Demand
 from regional.dispatch import Dispatcher
 from regional.placement import TYPICAL_ANSWER_TOKENS
@@ -44,14 +44,13 @@ class _Start:
 
 
 class Scaling:
-    """The wanted numbers of one region. `view` looks at its cluster; `changed` is called when a
-    number moved."""
+    """The wanted numbers of one region. `changed` is called when one moved."""
 
     def __init__(
         self,
         region: Region,
         *,
-        view: Callable[[], ClusterView],
+        cluster: Cluster,
         dispatcher: Dispatcher,
         demand: Demand,
         metrics: RouterMetrics,
@@ -59,7 +58,7 @@ class Scaling:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._region = region
-        self._view = view
+        self._cluster = cluster
         self._dispatcher = dispatcher
         self._demand = demand
         self._metrics = metrics
@@ -85,7 +84,8 @@ class Scaling:
         """The nodes that should run."""
         wanted = {**at_first(self._region)}
         wanted.update({key: one.wanted for key, one in self._standing.items()})
-        return frozenset(node.name for node in first_nodes(self._region, wanted))
+        nodes = first_nodes(self._region, wanted, self._cluster.resting)
+        return frozenset(node.name for node in nodes)
 
     def start_s(self, model: ModelName) -> float | None:
         """How long until a cold model has a node; None for one whose nodes are not started here."""
@@ -111,7 +111,7 @@ class Scaling:
 
     def look(self) -> None:
         """Decide anew."""
-        now, view, before = self._clock(), self._view(), self.wanted
+        now, view, before = self._clock(), self._cluster.view(), self.wanted
         for (model, role), there in self._there.items():
             load = self._load(view, model, role, there)
             known = self._standing.get((model, role))

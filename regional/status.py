@@ -130,7 +130,7 @@ def _model_status(
 ) -> ModelStatus | None:
     able = list(view.answering(model))
     if not able:
-        soon_s = start_s(model)
+        soon_s = start_s(model) if model in view.startable else None
         if soon_s is None:
             return None
         return ModelStatus(name=model, context=context(model), start_s=soon_s)
@@ -269,7 +269,7 @@ def region_status(
         models=models,
         nodes=(
             *(rested(node_status(member), orders) for member in known),
-            *absent(known, nodes, running),
+            *(rested(one, orders) for one in absent(known, nodes, running)),
         ),
         prefill_work_s=prefill_work_s(view),
         decode_work_s=decode_work_s(view),
