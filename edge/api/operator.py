@@ -1,7 +1,7 @@
 """Who is the operator: whoever asks from this machine, or has the region's secret.
 
 What a proxy passes on is not from this machine, and neither is what a browser sends for a page of
-another site.
+another site, or what a Worker asks: it runs here, but its author need not be the operator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from litestar import Request
 from core.address import is_loopback
 from core.errors import Forbidden
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "x-skerry-worker")
 
 _Request = Request[Any, Any, Any]  # user, auth and state of the framework: none is used
 

@@ -33,6 +33,9 @@ _MAGIC = 0x736B65_72727900_01  # "skerry", layout 1
 _RING, _AHEAD = 16, 3
 """Positions of a ring: the steps that count, and those to come whose leases are here already."""
 assert STEPS + _AHEAD == _RING, "a step to come takes the place of one that no longer counts"
+_ASTRAY = 3600 // STEP_S
+"""Steps by which a page may be ahead of the clock. Beyond, it was turned by a clock that was wrong,
+and would let nobody in until that time has come; of days, one."""
 
 # Words of the first page.
 _IS, _NAME = 0, 1
@@ -48,7 +51,7 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, er
 
 class Page:
     """One tenant's counts, touched only while the board is held. After `turn_to` its present step
-    and day are those of the clock, or later ones where another process has seen them."""
+    and day are those of the clock, or a little later where another process has seen that."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -57,12 +60,14 @@ class Page:
         words = self._words
         step, day = int(now // STEP_S), int(now // DAY_S)
         gap = step - words[_STEP]
+        if gap < -_ASTRAY:
+            gap = _RING  # nothing of it is kept
         if gap > 0:
             for start in (*_COUNTED.values(), *_GRANTED.values()):
                 for ahead in range(_AHEAD + 1, _AHEAD + 1 + min(gap, _RING)):
                     words[start + (step - gap + ahead) % _RING] = 0
             words[_STEP] = step
-        if day > words[_DAY]:
+        if day > words[_DAY] or day < words[_DAY] - 1:
             words[_COUNTED_TODAY] = words[_GRANTED_TODAY] = words[_ELSEWHERE[Kind.DAY]] = 0
             words[_DAY] = day
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -15,6 +16,8 @@ import msgspec
 from core.errors import WorkerRefused
 
 MAX_BYTES = 32 << 20
+MAX_PART_BYTES, MAX_PATH_BYTES = 255, 1024
+"""Of the names of files, which are what file systems have."""
 VERSION_CHARS = 12
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Of a Worker: a label of a host name."""
@@ -88,7 +91,7 @@ def pack(bundle: Bundle) -> bytes:
 
 
 def unpack(data: bytes) -> Bundle:
-    """Raises WorkerRefused for what is no bundle, and for names that would leave a folder."""
+    """Raises WorkerRefused for what is no bundle, and for files that no folder could hold."""
     try:
         bundle = _decoder.decode(data)
     except msgspec.MsgspecError as error:
@@ -96,12 +99,30 @@ def unpack(data: bytes) -> Bundle:
     if not bundle.modules:
         raise WorkerRefused("the bundle has no module")
     check_name(bundle.settings.name)
-    files = bundle.assets.files if bundle.assets else ()
-    for name in (*(one.name for one in bundle.modules), *(path for path, _ in files)):
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise WorkerRefused(f"the bundle has a file {name[:100]!r}, which leaves its folder")
+    _check_files([one.name for one in bundle.modules])
+    _check_files([path for path, _ in bundle.assets.files] if bundle.assets else ())
+    for name, value in bundle.settings.vars:
+        try:
+            msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise WorkerRefused(f"the variable {name[:100]!r} is no JSON: {error}") from error
     return bundle
+
+
+def _check_files(names: Iterable[str]) -> None:
+    seen: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
+    for name in names:
+        path, shown = PurePosixPath(name), f"the bundle has a file {name[:100]!r}"
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+            raise WorkerRefused(f"{shown}, which leaves its folder")
+        longest = max(len(part.encode()) for part in path.parts)
+        if longest > MAX_PART_BYTES or len(name.encode()) > MAX_PATH_BYTES:
+            raise WorkerRefused(f"{shown}, whose name is too long")
+        if path in seen or path in folders or not seen.isdisjoint(path.parents):
+            raise WorkerRefused(f"{shown}, in the place of another")
+        seen.add(path)
+        folders.update(path.parents)
 
 
 def digest_of(data: bytes) -> str:

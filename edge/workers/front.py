@@ -1,6 +1,7 @@
 """What stands before an edge's own routes: requests that are for a Worker go to it.
 
-Under `/w/NAME/`, by a host `NAME.domain`, or by a route's pattern. All else is the edge's.
+By a route's pattern, by a host `NAME.domain`, or under `/w/NAME/` of any other host: what is under
+a Worker's own host is its alone. All else is the edge's.
 """
 
 from __future__ import annotations
@@ -38,15 +39,14 @@ class Front:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        if path.startswith(PREFIX):
-            await self._by_path(scope, receive, send)
-            return
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         entry = self._table.of_host(host.decode("latin-1"), path)
-        if entry is None:
+        if entry is not None:
+            await self._pass(entry, scope, receive, send, path=scope["raw_path"], shared=False)
+        elif path.startswith(PREFIX):
+            await self._by_path(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
-        await self._pass(entry, scope, receive, send, path=scope["raw_path"], shared=False)
 
     async def close(self) -> None:
         for upstream in self._upstreams.values():

@@ -60,7 +60,7 @@ class Process:
             stderr=asyncio.subprocess.STDOUT,
             cwd=self._cwd,
             env={"TZ": "UTC", **self._launch.environment},
-            pass_fds=(listener,),
+            pass_fds=(listener, *self._launch.descriptors),
         )
         assert self._process.stdout is not None, "it is a pipe"
         self._reading = asyncio.create_task(self._reader.read(self._process.stdout))

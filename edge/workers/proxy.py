@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from yarl import URL
 from core.errors import (
     Cancelled,
     DeadlineExceeded,
+    InvalidRequest,
     NoCapacity,
     RequestError,
     WorkerFailed,
@@ -33,6 +35,7 @@ _HOP = frozenset(
     b" upgrade expect".split()
 )
 _OURS = b"x-skerry-"
+_HOST = re.compile(rb"([a-z0-9_.~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 CONNECT_S = 20.0
 """A process that is being started answers once it is up."""
 IDLE_S = 3.0
@@ -174,7 +177,7 @@ class Passage:
         async with asyncio.timeout(self._entry.answer_s) as limit:
             answer = await self._upstream.session.request(
                 scope["method"],
-                URL(_url(scope, self._path), encoded=True),
+                URL(_url(scope, self._path), encoded=True),  # the host is said by its header alone
                 headers=self._headers(scope),
                 data=data,
                 allow_redirects=False,
@@ -199,6 +202,8 @@ class Passage:
     def _headers(self, scope: HTTPScope) -> CIMultiDict[str]:
         headers: CIMultiDict[str] = CIMultiDict()
         for name, value in scope["headers"]:
+            if name == b"host" and not _HOST.fullmatch(value):
+                raise InvalidRequest("The Host header is no host with or without a port.")
             if name not in _HOP and not name.startswith(_OURS):
                 headers.add(name.decode("latin-1"), value.decode("latin-1"))
         client = scope.get("client")
@@ -235,10 +240,9 @@ class Passage:
 
 
 def _url(scope: HTTPScope, path: bytes) -> str:
-    host = dict(scope["headers"]).get(b"host", b"worker").decode("latin-1")
     safe = quote(path.decode("latin-1"), safe="/%:@!$&'()*+,;=~-._?[]|")
     query = scope["query_string"].decode("latin-1")
-    return f"http://{host}{safe}{'?' + query if query else ''}"
+    return f"http://worker{safe}{'?' + query if query else ''}"
 
 
 async def refuse(send: Send, error: RequestError) -> None:

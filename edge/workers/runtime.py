@@ -57,11 +57,12 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A command, without a shell; `environment` is all that it gets of one. `wrapped`: the Worker
-    is the innermost process below it."""
+    is the innermost process below it. `descriptors` stay open in it, besides the listener's."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     wrapped: bool = False
+    descriptors: tuple[int, ...] = ()
 
 
 class Thrown(msgspec.Struct, frozen=True):

@@ -269,3 +269,34 @@ async def test_a_full_region_and_one_that_answers_hold_nobody(tmp_path: Path) ->
     async with eu.serving(), us.serving(), running_edge(world_of(tmp_path, eu, us)) as edge:
         answer = await _sent(edge)
     assert answer.headers["x-skerry-region"] == "us"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_who_comes_while_the_only_region_is_replaced_waits_for_it(
+    tmp_path: Path, gone: bool
+) -> None:
+    """It drains, and may be away for a moment after that."""
+    eu = FakeRegion("eu")
+    eu.tell(replace(status_of("eu"), draining=True))
+    async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge:
+        if gone:
+            eu.refuses_with = 503
+        refused = await edge.http.post(
+            "/v1/chat/completions", json=chat(), headers={"x-skerry-reject-if-busy": "1"}
+        )
+        assert refused.status_code == 503
+        held = asyncio.create_task(_sent(edge, stream=True))
+        await _line_of(edge, 1)
+        eu.refuses_with = 0
+        eu.tell(status_of("eu", sequence=1, epoch="e2"))
+        answer = await held
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_region_that_is_lost_without_a_word_is_not_waited_for(tmp_path: Path) -> None:
+    eu = FakeRegion("eu", refuses_with=503)
+    async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge:
+        answer = await _sent(edge)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "region_unavailable"

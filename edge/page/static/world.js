@@ -21,7 +21,7 @@ export class World {
     const nodes = regions.flatMap((region) => region.status?.nodes ?? []);
     const busy = nodes.reduce((sum, node) => sum + node.running, 0);
     byId("world-note").textContent = `${edges.length} edges, ${regions.length} regions, `
-      + `${nodes.length} nodes; ${busy} answers being written`;
+      + `${nodes.length} nodes; ${busy} being answered`;
     this.ways();
   }
 

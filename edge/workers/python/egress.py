@@ -29,6 +29,8 @@ TO_HEADER = "x-skerry-to"
 REFUSED_HEADER = "x-skerry-refused"
 CONNECT_S = 10.0
 BACKLOG = 64
+EDGE_PATHS = "/client/v4/"
+"""What a Worker may ask of its edge: the interface that the AI binding speaks."""
 Reach = Literal["public", "any", "none"]
 _HOP = frozenset({
     "connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te",
@@ -119,7 +121,7 @@ class Egress:
         if kind == "internet":
             return await self._sent(self._outward(url, seat.limits.fetch), request, url, headers)
         headers[TOKEN_HEADER] = seat.token
-        if kind == "edge":
+        if kind == "edge" and url.raw_path.startswith(EDGE_PATHS):
             url = URL(f"http://{seat.edge}{url.raw_path_qs}", encoded=True)
             return await self._sent(self._near, request, url, headers)
         if kind == "store":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import compileall
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ MAIN = "edge.workers.python.inside.main"
 FLAGS = ("-s", "-S", "-P", "-B")
 """No packages but ours, nothing of the current folder, nothing written."""
 TMP_BYTES = 16 << 20
+BACKLOG = 16
+"""Of questions to a process."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin")
 
 
@@ -36,6 +39,8 @@ class PythonRuntime:
     def __init__(self, egress: Egress, *, trusted: bool) -> None:
         self._egress = egress
         self._trusted = trusted
+        self._controls: dict[Path, socket.socket] = {}
+        """Ours, since a process in its sandbox writes no file of the machine's."""
         for folder in (INSIDE, H11):  # a process cannot keep what it compiles
             compileall.compile_dir(str(folder), quiet=2)
 
@@ -47,25 +52,39 @@ class PythonRuntime:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(module.body)
         run.mkdir(mode=0o700)
-        seat.control.symlink_to(run / "control")
+        control = self._listen(seat.control)
         await self._egress.open(run / "out", seat)
         if self._trusted:
-            return self._open(seat, bundle, code, run)
-        return self._boxed(seat, bundle, code, run)
+            return self._open(seat, bundle, code, run, control)
+        return self._boxed(seat, bundle, code, run, control)
 
     async def release(self, seat: Seat) -> None:
         """See `Runtime`."""
         await self._egress.close(seat.folder / "run" / "out")
-        seat.control.unlink(missing_ok=True)
+        self._close(seat.control)
 
-    def _boxed(self, seat: Seat, bundle: Bundle, code: Path, run: Path) -> Launch:
+    def _listen(self, path: Path) -> int:
+        """The descriptor of the socket on which the next process at `path` is asked."""
+        self._close(path)
+        listener = self._controls[path] = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+        return listener.fileno()
+
+    def _close(self, path: Path) -> None:
+        listener = self._controls.pop(path, None)
+        if listener is not None:
+            listener.close()
+        path.unlink(missing_ok=True)
+
+    def _boxed(self, seat: Seat, bundle: Bundle, code: Path, run: Path, control: int) -> Launch:
         program = sandbox()
         if program is None:
             raise ConfigError(
                 "Python Workers run in a sandbox of bubblewrap, which is not installed (Debian:"
                 " apt-get install bubblewrap); workers.trusted = true does without one"
             )
-        _write(run / "settings", seat, bundle, "/worker", "/run/skerry")
+        _write(run / "settings", seat, bundle, control, "/worker", "/run/skerry")
         base = Path(sys.base_prefix)
         argv = [
             program,
@@ -81,15 +100,17 @@ class PythonRuntime:
             *(() if base.is_relative_to("/usr") else ("--ro-bind", str(base), str(base))),
             *("--ro-bind", str(INSIDE), "/skerry/edge/workers/python/inside"),
             *("--ro-bind", str(H11), "/skerry/h11"),
-            *("--ro-bind", str(code), "/worker", "--bind", str(run), "/run/skerry"),
+            *("--ro-bind", str(code), "/worker", "--ro-bind", str(run), "/run/skerry"),
             *("--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"),
+            *("--remount-ro", "/dev"),  # /dev/shm would be memory that no limit counts
             *("--chdir", "/worker", "--remount-ro", "/", "--"),
             *_python("/run/skerry/settings"),
         ]
-        return Launch(tuple(argv), {"PYTHONPATH": "/skerry", "HOME": "/tmp"}, wrapped=True)
+        environment = {"PYTHONPATH": "/skerry", "HOME": "/tmp"}
+        return Launch(tuple(argv), environment, wrapped=True, descriptors=(control,))
 
-    def _open(self, seat: Seat, bundle: Bundle, code: Path, run: Path) -> Launch:
-        _write(run / "settings", seat, bundle, str(code), str(run))
+    def _open(self, seat: Seat, bundle: Bundle, code: Path, run: Path, control: int) -> Launch:
+        _write(run / "settings", seat, bundle, control, str(code), str(run))
         packages = seat.folder / "packages"
         ours = packages / "edge" / "workers" / "python"
         ours.mkdir(parents=True)
@@ -98,6 +119,7 @@ class PythonRuntime:
         return Launch(
             _python(str(run / "settings")),
             {"PYTHONPATH": str(packages), "HOME": str(code)},
+            descriptors=(control,),
         )
 
 
@@ -111,14 +133,14 @@ def _python(settings: str) -> tuple[str, ...]:
     return str(Path(base).resolve()), *FLAGS, "-m", MAIN, settings
 
 
-def _write(path: Path, seat: Seat, bundle: Bundle, root: str, run: str) -> None:
+def _write(path: Path, seat: Seat, bundle: Bundle, control: int, root: str, run: str) -> None:
     """What `inside.main.Settings` reads."""
     given = bundle.settings
     settings = {
         "root": root,
         "entry": bundle.modules[0].name,
         "listener": seat.listener,
-        "control": f"{run}/control",
+        "control": control,
         "outside": f"{run}/out",
         "mark": seat.mark,
         "vars": {name: msgspec.json.decode(text) for name, text in given.vars},

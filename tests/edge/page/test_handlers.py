@@ -86,8 +86,8 @@ async def test_a_request_and_its_story(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [FAR, {"host": "skerry.example:8787"}, {"host": "127.0.0.1.example"}],
-    ids=["through a proxy", "a name that leads here", "one that looks like loopback"],
+    [FAR, {"host": "skerry.example:8787"}, {"host": "127.0.0.1.example"}, {"x-skerry-worker": "t"}],
+    ids=["through a proxy", "a name that leads here", "one that looks like loopback", "a Worker"],
 )
 async def test_from_elsewhere_it_wants_a_key_and_shows_no_requests(
     tmp_path: Path, headers: dict[str, str]

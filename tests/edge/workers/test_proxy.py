@@ -103,6 +103,26 @@ async def test_a_request_passes_as_it_is(folder: Path) -> None:
         assert (await client.get("/")).text == "the edge"
         assert (await client.get("/", headers={"host": "w.localhost:1"})).json()["path"] == "/"
         assert (await client.get("/w/x/")).status_code == 404
+        own = await client.get("/w/x/", headers={"host": "W.localhost"})
+        assert own.json()["path"] == "/w/x/", "below a Worker's own host nobody else answers"
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [
+        ("me_1.example:65535", True), ("[::1]:80", True), ("", False), ("a/b", False),
+        ("a?b", False), ("user@me", False), ("a:b", False), ("[", False), ("a\\b", False),
+        ("a:999999", False), ("a b", False),
+    ],
+)  # fmt: skip
+async def test_a_host_that_is_none_is_refused(folder: Path, host: str, good: bool) -> None:
+    async with passing(folder, _mirror) as client:
+        answer = await client.get("/w/w/p?q", headers={"host": host})
+        if good:
+            assert (answer.json()["host"], answer.json()["path"]) == (host, "/p?q")
+        else:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+            assert "Host header" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 404])

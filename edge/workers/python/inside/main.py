@@ -29,17 +29,16 @@ from .values import wrap
 CF_HEADER = "x-skerry-cf"
 THREW_HEADER = "x-skerry-worker-threw"
 OUT_OF_MEMORY = "out of memory"
-BACKLOG = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the host wrote for this process. `listener` is an open descriptor."""
+    """What the host wrote for this process. `listener` and `control` are open descriptors."""
 
     root: str
     entry: str
     listener: int
-    control: str
+    control: int
     outside: str
     mark: str
     vars: dict[str, Any]
@@ -173,9 +172,7 @@ def _environment(settings: Settings) -> dict[str, Any]:
 def main() -> int:
     settings = Settings(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     console.take_over()
-    control = socket.socket(socket.AF_UNIX)
-    control.bind(settings.control)
-    control.listen(BACKLOG)
+    control = socket.socket(fileno=settings.control)
     listener = socket.socket(fileno=settings.listener)
     listener.setblocking(False)
     make_known()

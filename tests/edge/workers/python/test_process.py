@@ -70,7 +70,15 @@ if path == "other":
     return Response.json(await answer.json())
 if path == "files":
     return Response.json([sorted(os.listdir("/worker")), os.path.exists("/etc/passwd"),
-                          os.getuid() == 0, sorted(os.environ)])
+                          os.getuid() == 0, sorted(os.environ),
+                          [one for one in ("/", "/dev/shm", "/run/skerry", "/worker", "/skerry")
+                           if os.access(one, os.W_OK)]])
+if path == "operator":
+    out = socket.socket(socket.AF_UNIX)
+    out.connect("/run/skerry/out")
+    out.sendall(b"GET /explain HTTP/1.1\\r\\nhost: edge\\r\\nx-skerry-to: edge\\r\\n"
+                b"connection: close\\r\\n\\r\\n")
+    return Response(b"".join(iter(lambda: out.recv(65536), b"")))
 if path == "process":
     subprocess.run(["ls"])
 if path == "network":
@@ -140,8 +148,10 @@ async def test_all_in_one_process() -> None:
             while not any("too late" in line.message for line in around.lines("error")):
                 await asyncio.sleep(0.01)
 
-        files, passwd, root, names = (await http.get("/files")).json()
-        assert (files, passwd, root) == (["entry.py"], False, False)
+        assert "edge: leads nowhere" in (await http.get("/operator")).text
+        assert not around.asked, "a Worker asks its edge for answers of models alone"
+        files, passwd, root, names, writable = (await http.get("/files")).json()
+        assert (files, passwd, root, writable) == (["entry.py"], False, False, [])
         assert TOKEN not in str(names)
         assert set(names) <= {"HOME", "LC_CTYPE", "PWD", "PYTHONPATH", "TZ"}
 
