@@ -89,6 +89,8 @@ def test_the_chat_example_streams_and_is_counted(
     assert "a harbour" in text
     assert len(pieces) > 5, "it came as it was made"
     assert "data: [DONE]" in events
+    for log in world.logs.iterdir():
+        assert "a harbour" not in log.read_text(), "what was asked is in no log"
     usage = data[-1]["usage"]
     records = UsageReader().read(world.world.state / "usage")
     mine = [one for one in records if one.worker == "chat"]
