@@ -161,8 +161,8 @@ class Node(_Section, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is the CPU: a GPU is used where one asks for it."""
     gpus: tuple[_Count, ...] = ()
-    """With device "cuda": which of each host's CUDA devices its ranks take, one each, in order. None
-    named: the first ones. Two nodes on one machine must not name the same."""
+    """With device "cuda": which of each host's CUDA devices its ranks take, one each, in order; the
+    first ones when absent. Two nodes on one machine must not name the same."""
     parallel: Plan = Plan()
     """How the model is split over processes; one process when absent."""
     disk_tier: DiskTier | None = None
@@ -341,9 +341,10 @@ def parse(text: str, *, name: str = "topology") -> Topology:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not TOML: {error}") from error
     if raw.get("version") != VERSION:
+        given = raw.get("version")
+        what = "`version` is missing" if given is None else f"version is {given!r}"
         raise ConfigError(
-            f"{name}:{line_of(text, ('version',))}: version is {raw.get('version')!r}; "
-            f"this release reads version {VERSION}"
+            f"{name}:{line_of(text, ('version',))}: {what}; this release reads version {VERSION}"
         )
     for complaint in not_finite(raw):
         raise ConfigError(f"{name}:{line_of(text, complaint.path)}: {complaint.what}")

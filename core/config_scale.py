@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -42,11 +42,13 @@ def at_first(region: Region) -> Mapping[tuple[str, str], int]:
     }
 
 
-def first_nodes(region: Region, wanted: Mapping[tuple[str, str], int]) -> Iterator[Node]:
-    """The nodes that should run: of each model and role so many, the first ones of the topology;
-    all of what `wanted` does not name."""
+def first_nodes(
+    region: Region, wanted: Mapping[tuple[str, str], int], resting: Collection[str] = ()
+) -> Iterator[Node]:
+    """The nodes that should run: of each model and role so many, the first ones of the topology
+    that do not rest; all of what `wanted` does not name."""
     seen: Counter[tuple[str, str]] = Counter()
-    for node in region.nodes:
+    for node in sorted(region.nodes, key=lambda one: one.name in resting):
         key = node.model, node.role
         seen[key] += 1
         if key not in wanted or seen[key] <= wanted[key]:

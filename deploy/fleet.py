@@ -26,6 +26,13 @@ APART_S = 0.2
 """Between two signals that are to be seen as two."""
 
 
+class WorldEnds(ConfigError):
+    """Nothing is started or waited for any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the world is being stopped")
+
+
 class Fleet(Mapping[str, Process]):
     """What runs now, by name. Replacing is done by one thread, the end by another: after `close`
     nothing is started any more."""
@@ -51,14 +58,14 @@ class Fleet(Mapping[str, Process]):
         return len(self._running)
 
     def start(self, spec: Spec, *, append: bool = False) -> Process:
-        """Raises ConfigError once the world ends."""
+        """Raises WorldEnds."""
         with self._lock:
             self._running[spec.name] = process = self._new(spec, append)
         return process
 
     def start_beside(self, spec: Spec) -> Process:
         """A second process of a name, which stays `leaving` unless it is `put` in the place of the
-        first. Raises ConfigError once the world ends."""
+        first. Raises WorldEnds."""
         with self._lock:
             process = self._new(spec, append=True)
             self._leaving.append(process)
@@ -93,7 +100,7 @@ class Fleet(Mapping[str, Process]):
 
     def _new(self, spec: Spec, append: bool) -> Process:
         if self._closed:
-            raise ConfigError("the world is being stopped")
+            raise WorldEnds
         self._leaving = [one for one in self._leaving if one.exit_code is None]
         return Process(spec, link=self._link, say=self._say, pauses=self._pauses, append=append)
 

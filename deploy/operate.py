@@ -58,7 +58,7 @@ def list_models(
         typer.Option("--edge", help="URL of an edge; by default that of the running world."),
     ] = None,
 ) -> None:
-    """Show where each model is warm, where it is cold, and how many nodes it has and should have."""
+    """Show where each model is warm or cold, and how many nodes it has and should have."""
     from deploy.served import model_lines
     from deploy.state import first_edge
     from deploy.status import edge_view

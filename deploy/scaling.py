@@ -87,7 +87,8 @@ class Numbers:
             if one.nodes >= wanted.get(key, 0):
                 wanted[key], why[key] = one.nodes, one.why
         here = {str(node.name) for view in views for node in view.nodes if node.alive}
-        running = {node.name for node in first_nodes(region, wanted)}
+        resting = {str(node.name) for view in views for node in view.nodes if node.draining}
+        running = {node.name for node in first_nodes(region, wanted, resting)}
         for node in region.nodes:
             key = node.model, node.role
             if key in wanted and node.name not in self._fleet.reserved:

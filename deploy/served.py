@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from core.status import RegionStatus
+from core.status import ModelStatus, RegionStatus
 from deploy.explain import aligned
 from deploy.status import RegionView
 
@@ -29,16 +29,18 @@ def _rows(status: RegionStatus) -> Iterator[tuple[str, ...]]:
     for model, role in dict.fromkeys((node.model, node.role) for node in status.nodes):
         nodes = [node for node in status.nodes if (node.model, node.role) == (model, role)]
         one, want = known.get(model), wanted.get((model, role))
-        if one is None:
-            state = "out"
-        else:
-            state = f"cold,~{one.start_s:.1f}s" if one.start_s else "warm"
         yield (
             model,
             status.region,
-            state,
+            _state(one),
             role,
             f"{sum(node.alive for node in nodes)}/{len(nodes)}",
             str(want.nodes) if want else "all",
             want.why if want else "–",
         )
+
+
+def _state(one: ModelStatus | None) -> str:
+    if one is None:
+        return "out"
+    return f"cold,~{one.start_s:.1f}s" if one.start_s else "warm"

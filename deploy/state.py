@@ -159,7 +159,25 @@ def running(root: Path) -> Iterator[Current]:
 
 
 def running_folders(root: Path) -> dict[Path, Current]:
-    """The state folders under `root` whose worlds run now."""
+    """The state folders under `root` whose worlds run now. Where there are none and `root` is
+    relative: those of the nearest folder above this one, so that a Worker's folder finds its world.
+    """
+    found = _running_in(root)
+    if found or root.is_absolute():
+        return found
+    above = (parent / root for parent in Path.cwd().parents)
+    return next(filter(None, (_running_in(one) for one in above if _is_ours(one))), {})
+
+
+def _is_ours(folder: Path) -> bool:
+    """Nobody else may lead our commands to a world of theirs by a folder in, say, /tmp."""
+    try:
+        return folder.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _running_in(root: Path) -> dict[Path, Current]:
     folders = (_itself(path.parent) for path in sorted(root.glob("*/current.json")))
     return {folder: current for folder in folders if (current := current_of(folder)) is not None}
 

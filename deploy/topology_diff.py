@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeVar
 
 import msgspec
 
-from core.config import Edge, Node, Region, Topology, World
+from core.config import Edge, Node, Region, Router, Topology, World
 
 Path = tuple[str, ...]
 _ABSENT = object()
@@ -63,24 +65,35 @@ def as_it_would_run(given: World, running: Topology) -> Topology:
             for name, model in topology.models.items()
         },
         edges=tuple(
-            msgspec.structs.replace(
-                one, listen=_resolved(one.listen, edges.get(one.name), "listen")
-            )
-            for one in topology.edges
+            _resolved(one, edges.get(one.name), ("listen", "admin")) for one in topology.edges
         ),
         regions=tuple(
             msgspec.structs.replace(
-                one,
-                http=_resolved(one.http, regions.get(one.name), "http"),
-                grpc=_resolved(one.grpc, regions.get(one.name), "grpc"),
+                _resolved(one, regions.get(one.name), ("http", "grpc")),
+                routers=_routers(one, regions.get(one.name)),
             )
             for one in topology.regions
         ),
     )
 
 
-def _resolved(given: str, found: Edge | Region | None, key: str) -> str:
-    return getattr(found, key) if found is not None and given.endswith(":0") else given
+def _routers(given: Region, found: Region | None) -> tuple[Router, ...]:
+    running = () if found is None else found.routers
+    return tuple(
+        _resolved(one, ran, ("http", "grpc"))
+        for one, ran in zip_longest(given.routers, running[: len(given.routers)])
+    )
+
+
+_Listening = TypeVar("_Listening", Edge, Region, Router)
+
+
+def _resolved(given: _Listening, found: _Listening | None, keys: tuple[str, ...]) -> _Listening:
+    """`given` with the ports that were found for its addresses with port 0."""
+    if found is None:
+        return given
+    unset = (key for key in keys if (getattr(given, key) or "").endswith(":0"))
+    return msgspec.structs.replace(given, **{key: getattr(found, key) for key in unset})
 
 
 def _readers(path: Path, new: Topology, everyone: list[str]) -> Iterator[str]:

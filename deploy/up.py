@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -90,6 +90,7 @@ def welcome(world: LocalWorld, *, usual_edge: str, where: str) -> str:
     for edge in topology.edges:
         place = f" ({edge.place})" if edge.place else ""
         lines.append(f"  {world.edges[edge.name]}  edge {edge.name}{place}")
+    lines += [f"  {line}" for line in sleeping(topology)]
     elsewhere = "" if usual_edge == first else f" --edge {first}"
     key = needs_key(world.world)
     if key:
@@ -98,6 +99,14 @@ def welcome(world: LocalWorld, *, usual_edge: str, where: str) -> str:
     lines.append(indented(python(first, model, key=key)))
     lines += [f"  .venv/bin/skerry chat{elsewhere} '{QUESTION}'\n", "Ctrl-C stops everything."]
     return "\n".join(lines)
+
+
+def sleeping(topology: Topology) -> Iterator[str]:
+    """The models of which a region runs no node until somebody asks."""
+    for region in topology.regions:
+        for model, scale in region.scale.items():
+            if not scale.least:
+                yield f"{model} is off in {region.name}: the first request starts a node"
 
 
 def key_line(topology: Topology, where: str) -> str:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
@@ -24,7 +23,7 @@ from core.types import GenerateRequest, ResponseFormat, Tool, ToolChoice
 MOST_CHARS = 150_000
 """Of one grammar: what is larger takes so long to compile that a whole batch would wait for it."""
 _STEPS = 8
-"""Tokens of some answer that are tried: a grammar with too many ways on compiles, and fails then."""
+"""Tokens of an answer that are tried: a grammar with too many ways on compiles, and fails then."""
 _BLANKS = {"whitespace_pattern": r"(\n {0,24}| ?)"}
 """Between tokens of JSON: a line break with its indentation, or at most one space."""
 _ANY_OBJECT: Schema = {"type": "object"}
@@ -208,13 +207,19 @@ def _complaint(grammar: str, tokens: LLTokenizer) -> str:
     for step in range(_STEPS):
         if matcher.is_error() or matcher.is_stopped():
             break
-        allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = matcher.compute_bitmask()
         if matcher.is_error() and not step:
             return "nothing fits it"
-        ways = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
-        if not len(ways) or not matcher.consume_token(int(ways[0])):
+        if not matcher.consume_token(_lowest(allowed)):
             break
     return matcher.get_error()
+
+
+def _lowest(allowed: bytes) -> int:
+    """The first token of a mask; its size, which no token has, when it allows none."""
+    empty = len(allowed) - len(allowed.lstrip(b"\0"))
+    byte = allowed[empty] if empty < len(allowed) else 1
+    return empty * 8 + (byte & -byte).bit_length() - 1
 
 
 def _blame(said: str, parts: _Parts) -> RequestError:
@@ -234,6 +239,10 @@ def _refusal(said: str, param: str) -> RequestError:
     while _PLACE.match(said):
         said = _PLACE.sub("", said, count=1)
     said = " ".join(said.split())[:300]
+    if "items; max is" in said:
+        said = (
+            "it has too many ways on at one place: fewer optional properties or alternatives help"
+        )
     for pattern, keyword in _NAMED:
         found = pattern.search(said)
         if found is None:

@@ -21,6 +21,7 @@ from deploy.kubernetes.objects import Object
 from deploy.kubernetes.values import Values
 
 HTTP, GRPC = 8701, 8702
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _NUMBERED = re.compile(r"(?P<prefix>.+)-(?P<number>\d+)")
 
 
@@ -163,11 +164,70 @@ def _nodes(
         sizes=values.node, topology=topology, extra=gpus,
         selector=values.gpu_selector if gpus else None,
     )  # fmt: skip
+    least, most = _bounds(region, group)
     yield objects.stateful(
         values, group.prefix, labels, template, service_name=f"{region.name}-nodes",
-        replicas=len(group.nodes), first=group.first,
+        replicas=least, first=group.first,
     )  # fmt: skip
     yield objects.disruption(values, group.prefix, labels, spare=1)
+    if most > least:
+        yield _wanted(region, node, values, group.prefix, labels, least, most)
+
+
+def _bounds(region: Region, group: Group) -> tuple[int, int]:
+    """How many of its pods there may be: all, but for a model that is scaled and whose nodes of a
+    role are all alike. Where they are several sets, none of them could tell its share."""
+    node, there = group.nodes[0], len(group.nodes)
+    scale = region.scale.get(node.model)
+    alike = sum((one.model, one.role) == (node.model, node.role) for one in region.nodes) == there
+    if scale is None or not alike:
+        return there, there
+    most = there if scale.most is None else min(scale.most, there)
+    return min(scale.least, most), most
+
+
+def _wanted(
+    region: Region,
+    node: Node,
+    values: Values,
+    name: str,
+    labels: dict[str, str],
+    least: int,
+    most: int,
+) -> Object:
+    """As many pods as the region's router wants. Raises ConfigError for a model that no label can
+    name."""
+    if not _LABEL.fullmatch(node.model):
+        raise ConfigError(
+            f"region {region.name!r} scales {node.model!r}, which Kubernetes cannot have as a "
+            "label: give the model a short name of letters, digits, '-', '_' and '.', and this one "
+            "as an alias"
+        )
+    chosen = {"region": region.name, "model": node.model, "role": node.role.value}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": objects.meta(values, name, labels),
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name},
+            "minReplicas": least,
+            "maxReplicas": most,
+            # The router has its own bounds on how often: ours would only come late.
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+            "metrics": [
+                {
+                    "type": "External",
+                    "external": {
+                        "metric": {
+                            "name": "skerry_router_wanted_nodes",
+                            "selector": {"matchLabels": chosen},
+                        },
+                        "target": {"type": "AverageValue", "averageValue": "1"},
+                    },
+                }
+            ],
+        },
+    }
 
 
 def _name(pod: str, service: str, values: Values) -> str:

@@ -162,6 +162,12 @@ REGION = Dashboard(
             (("sum(rate(skerry_router_kv_bytes_total[$__rate_interval]))", "bytes a second"),),
         ),
         Panel("Nodes joined", "short", (("sum by (role) (skerry_router_nodes)", "{{role}}"),)),
+        Panel(
+            "Nodes wanted",
+            "short",
+            (("max by (region, model, role) (skerry_router_wanted_nodes)", "{{model}} {{role}}"),),
+            "Of models that are scaled: what starts and stops nodes follows it.",
+        ),
         Panel("Mean time per token", "s", spread("skerry_router_token_seconds")),
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from core.errors import ConfigError
+from deploy.fleet import WorldEnds
 from deploy.rollout.plan import Standing, way_back
 from deploy.rollout.steps import Step
 
@@ -25,13 +26,15 @@ class Stage(Protocol):
 def roll_out(
     steps: Sequence[Step], before: Standing, stage: Stage, say: Callable[[str], None]
 ) -> None:
-    """Raises RolledBack."""
+    """Raises RolledBack, WorldEnds."""
     done: list[Step] = []
     for number, step in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {step}")
         done.append(step)
         try:
             stage.take(step)
+        except WorldEnds:
+            raise
         except ConfigError as error:
             say(f"  failed: {error}")
             _go_back(way_back(done, before), stage, say, str(error))
@@ -44,6 +47,8 @@ def _go_back(steps: Sequence[Step], stage: Stage, say: Callable[[str], None], wh
         say(f"[back] {step}")
         try:
             stage.take(step)
+        except WorldEnds:
+            raise
         except ConfigError as error:
             say(f"  failed: {error}")
             failures.append(f"{step}: {error}")

@@ -12,6 +12,7 @@ from core.config import Topology, World
 from core.errors import ConfigError
 from core.orders import ORDERS_PATH, Orders
 from core.status import NodeStatus
+from deploy.fleet import WorldEnds
 from deploy.inside import router_url
 from deploy.orders import SECRET_HEADER
 from deploy.ready import router_view
@@ -33,13 +34,13 @@ class Asking:
         self.topology: Topology = world.topology
 
     def until(self, what: Callable[[], bool], within_s: float, *, else_: Callable[[], str]) -> None:
-        """Raises ConfigError with the words of `else_` when it has not come true."""
+        """Raises ConfigError with the words of `else_` when it has not come true, WorldEnds."""
         end = time.monotonic() + within_s
         while not what():
             if time.monotonic() > end:
                 raise ConfigError(f"{else_()} after {within_s:g} s")
             if self._pause(POLL_S):
-                raise ConfigError("the world is being stopped")
+                raise WorldEnds
 
     # ------------------------------------------------------------------ edges
 

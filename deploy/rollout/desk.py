@@ -79,12 +79,12 @@ class Desk:
             self._turn.release()
 
     def _deploy(self, ask: Deploy, say: Callable[[str], None]) -> None:
-        release = release_at(Path(ask.release)) if ask.release else self._own
+        release = release_at(Path(ask.release)) if ask.release else None
         after = self._described(ask.topology)
         wish = Wish(
             unit=ask.unit,
             topology=after.topology,
-            release=str(release.folder),
+            release=None if release is None else str(release.folder),
             again=ask.again,
             canary=ask.canary,
             watch_s=ask.watch_s,
@@ -100,13 +100,14 @@ class Desk:
                 for number, step in enumerate(steps, start=1):
                     say(f"{number}. {step}")
                 return
-            making = Making(self._written(after), release)
+            world = self._written(after)
             asking.topology = after.topology
             stage = LocalStage(
                 fleet=self._fleet,
                 makings=self._makings,
                 made=self._made,
-                after=making,
+                after={name: self._to_be(name, world, release) for name in names(world)},
+                world=world,
                 asking=asking,
                 patience=Patience(ask.idle_s, ask.ready_s),
                 pause=self._ending.wait,
@@ -117,9 +118,13 @@ class Desk:
                 roll_out(steps, before, stage, say)
             finally:
                 self._fleet.reserved.clear()
-        self._world = making.world
-        self._recorded(making.world.path)
-        say(f"{ask.unit} is replaced: {release}")
+        self._world = world
+        self._recorded(world.path)
+        say(f"{ask.unit} runs {release or 'the release that it ran'}, {world.path.name}")
+
+    def _to_be(self, name: str, world: World, release: Release | None) -> Making:
+        made = self._made.get(name)
+        return Making(world, release or (self._own if made is None else made.release))
 
     def _described(self, file: str) -> World:
         """The topology of a file with the addresses of the running world. Raises ConfigError with

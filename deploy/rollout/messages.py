@@ -6,8 +6,8 @@ import msgspec
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True, tag="deploy", tag_field="ask"):
-    """Paths are absolute. `topology`: "" stays with the one that runs; `release`: "" is that of
-    the world."""
+    """Paths are absolute. `topology`: "" stays with the one that runs; `release`: "" leaves
+    each process the one that it has."""
 
     unit: str
     topology: str = ""

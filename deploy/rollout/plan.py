@@ -53,12 +53,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """`unit`: an edge or a region of `topology`. `again`: also what has not changed. `canary`: the
-    percentage of its weight that the region has for `watch_s` before it has all of it."""
+    """`unit`: an edge or a region of `topology`. `release` None: what each process runs. `again`:
+    also what has not changed. `canary`: the percentage of its weight that the region has for
+    `watch_s` before it has all of it."""
 
     unit: str
     topology: Topology
-    release: str
+    release: str | None = None
     again: bool = False
     canary: int | None = None
     watch_s: float = 0.0
@@ -85,7 +86,7 @@ def affected(names: Collection[str], wish: Wish, before: Standing) -> list[str]:
     again: dict[int, set[str]] = {}
     for name in names:
         ran = before.processes.get(name)
-        if ran is None or wish.again or ran.release != wish.release:
+        if ran is None or wish.again or wish.release not in (None, ran.release):
             found.append(name)
             continue
         key = id(ran.topology)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.config import World
 from core.errors import ConfigError
 from core.orders import OrderAsk
-from deploy.fleet import Fleet
+from deploy.fleet import Fleet, WorldEnds
 from deploy.orders import Part, give
 from deploy.process import Process, describe_exit
 from deploy.releases import Release
@@ -32,6 +32,8 @@ from deploy.rollout.steps import (
 )
 from deploy.specs import Makings
 
+CREW_STOP_S = 30.0
+"""What an edge of several processes lets its answers go on, and a little more."""
 STOP_S = 15.0
 """What is idle ends at once; a router gives what it still has 10 s."""
 WATCH_EVERY_S = 0.5
@@ -54,7 +56,8 @@ class Patience:
 
 
 class LocalStage:
-    """`made` says what each process runs from, and is kept up to date. `pause`: see `Asking`."""
+    """`made` says what each process runs from, and is kept up to date; `after`, what it is to run
+    from; `world` is the world to be. `pause`: see `Asking`."""
 
     def __init__(
         self,
@@ -62,7 +65,8 @@ class LocalStage:
         fleet: Fleet,
         makings: Makings,
         made: dict[str, Making],
-        after: Making,
+        after: Mapping[str, Making],
+        world: World,
         asking: Asking,
         patience: Patience,
         pause: Callable[[float], bool],
@@ -73,6 +77,7 @@ class LocalStage:
         self._made = made
         self._before = dict(made)
         self._after = after
+        self._world = world
         self._asking = asking
         self._patience = patience
         self._pause = pause
@@ -88,7 +93,7 @@ class LocalStage:
             case Replace(names, back):
                 self._replace(names, back=back)
             case Start(name):
-                self._start(name, self._after)
+                self._start(name, self._after[name])
             case Stop(name):
                 self._fleet.stop([name], STOP_S)
                 self._fleet.drop(name)
@@ -118,12 +123,12 @@ class LocalStage:
 
     def _order(self, kind: Kind, name: str, ask: OrderAsk) -> None:
         doors = tuple(self._asking.doors(kind, name).values())
-        give(self._after.world, Part(str(kind), name, doors), ask)
+        give(self._world, Part(str(kind), name, doors), ask)
 
     def _idle(self, kind: Kind, name: str, *, must: bool) -> None:
         """For a moment, not at one moment: edges hear of a drain, and routers of what a node has,
         a little later."""
-        heartbeat_s = self._after.world.topology.limits.heartbeat_s
+        heartbeat_s = self._world.topology.limits.heartbeat_s
         settled_s = 2.5 * heartbeat_s if kind is Kind.NODE else 0.5
         since: float | None = None
         last = 0
@@ -146,17 +151,17 @@ class LocalStage:
                 idle, self._patience.idle_s, else_=lambda: f"{kind} {name} still has {last}"
             )
         except ConfigError as error:
-            if must:
+            if must or isinstance(error, WorldEnds):
                 raise
             self._say(f"  {error}: what it has is broken off")
 
     # ------------------------------------------------------------------ processes
 
     def _replace(self, names: Sequence[str], *, back: bool) -> None:
-        makings = {name: self._before[name] if back else self._after for name in names}
+        makings = {name: (self._before if back else self._after)[name] for name in names}
         changed = [name for name in names if self._made[name] is not makings[name]]
         running = [name for name in changed if name in self._fleet]
-        self._fleet.stop(running, STOP_S)
+        self._fleet.stop(running, CREW_STOP_S if self._is_edge(changed) else STOP_S)
         for name in changed:
             self._made[name] = makings[name]
         for name in running:  # the others are off for want of work, and are made so when they start
@@ -168,7 +173,7 @@ class LocalStage:
         self._made[name] = making
 
     def _beside(self, edge: str, *, back: bool) -> None:
-        making = self._before[edge] if back else self._after
+        making = (self._before if back else self._after)[edge]
         if self._made[edge] is making:
             return
         host = "127.0.0.1"
@@ -219,6 +224,9 @@ class LocalStage:
             self._has_joined(url, node.name) for node in region.nodes if node.name in self._fleet
         )
 
+    def _is_edge(self, names: Sequence[str]) -> bool:
+        return any(edge.name in names for edge in self._world.topology.edges)
+
     def _has_joined(self, router: str, name: str) -> bool:
         """The process that runs now, and not one before it that is not missed yet."""
         node = self._asking.node(router, name)
@@ -253,7 +261,7 @@ class LocalStage:
             if over:
                 break
             if self._pause(WATCH_EVERY_S):
-                raise ConfigError("the world is being stopped")
+                raise WorldEnds
         few = came.answers < judge.BOUNDS.least
         note = ", too few to tell" if few else ": no worse than before"
         self._say(f"  {came.answers} answers, {came.errors} failed{note}")

@@ -117,7 +117,8 @@ def start_s(here: World) -> float:
     found = JOINED.findall(log.read_text(encoding="utf-8"))
     if not found or not pid:
         raise NotStarted(f"{log} does not say that the node has joined")
-    return datetime.fromisoformat(found[-1]).timestamp() - psutil.Process(pid).create_time()
+    joined = datetime.fromisoformat(found[-1]).timestamp()
+    return joined - float(psutil.Process(pid).create_time())
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
         ('"combined"', '"both"', "t:19: .*role: .*'both'; known here: combined, decode, prefill"),
         ('name = "eu-1"', 'name = "EU 1"', "t:18: "),
         ("version = 1", "version = 2", "version is 2"),
-        ("version = 1", "versio = 1", "version is None"),
+        ("version = 1", "versio = 1", "`version` is missing"),
         ("depth = 3", "depth = ", "not TOML"),
         ('model = "tiny"', 'model = "huge"', "'huge', which is not under"),
         ("{ eu = 5 }", "{ us = 5 }", "round trip to 'us'"),

@@ -51,6 +51,8 @@ def test_of_each_role_the_first_ones_run() -> None:
     assert [n.name for n in first_nodes(region, at_first(region))] == ["p1", "d1", "c1", "c2"]
     wanted = {("big", "prefill"): 0, ("big", "decode"): 2}
     assert [n.name for n in first_nodes(region, wanted)] == ["d1", "d2", "c1", "c2"]
+    resting = {n.name for n in first_nodes(region, wanted, {"d1", "c1"})}
+    assert resting == {"d2", "d3", "c1", "c2"}, "what is not scaled runs, whether it rests or not"
 
 
 MISTAKES = [

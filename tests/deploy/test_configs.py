@@ -38,6 +38,8 @@ def _edited(*pairs: tuple[str, str]) -> str:
          "~ edges.ams.workers: 1 → 2", ["ams"]),
         ('place = "Frankfurt"', 'place = "Frankfurt"\nsplit_min_tokens = 64',
          "~ regions.eu.split_min_tokens: 256 → 64", ["eu", "nyc", "ams"]),
+        ('place = "Frankfurt"', 'place = "Frankfurt"\nscale.smollm2-135m-instruct.least = 0',
+         "+ regions.eu.scale.smollm2-135m-instruct", ["eu"]),
         ('name = "us-decode-1"', 'name = "us-decode-2"', "+ regions.us.nodes.us-decode-2",
          ["us-decode-2"]),
     ],
@@ -59,10 +61,18 @@ def test_what_only_moved_in_the_file_is_no_change() -> None:
 
 def test_ports_that_the_start_found_are_no_change(tmp_path: Path) -> None:
     path = tmp_path / "world.toml"
-    path.write_text(TEXT)
+    virginia, second = 'place = "Virginia"\n', 'routers = [{ http = "127.0.0.1:0" }]\n'
+    path.write_text(_edited((virginia, virginia + second)))
     given = load(path, state=tmp_path)
-    running = parse(_edited(('place = "Virginia"', 'place = "Virginia"\nhttp = "127.0.0.1:4711"')))
+    running = parse(
+        _edited(
+            ('admin = "127.0.0.1:0"', 'admin = "127.0.0.1:4710"'),
+            (virginia, f'{virginia}http = "127.0.0.1:4711"\n{second.replace(":0", ":4712")}'),
+        )
+    )
     assert changes(running, as_it_would_run(given, running)) == []
+    given = load(SHIPPED / "two-regions.toml", state=tmp_path)
+    assert len(changes(running, as_it_would_run(given, running))) == 1, "a router less"
 
 
 def test_the_schema_takes_every_shipped_topology_and_refuses_a_typo() -> None:

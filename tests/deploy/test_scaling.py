@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core.config import parse
@@ -119,6 +120,14 @@ def test_of_two_routers_the_one_that_wants_more_is_heard(supervised: Supervised)
     assert list(supervised.fleet) == ["d1", "d2"]
     supervised.follow(view(2, "d1", "d2"), view(0, "d1", "d2"))
     assert not [line for line in supervised.said if "stops" in line]
+
+
+def test_for_a_node_that_rests_by_order_another_one_runs(supervised: Supervised) -> None:
+    told = view(1, "d1")
+    resting = msgspec.structs.replace(told.nodes[0], draining=True)
+    supervised.follow(view(1))
+    supervised.follow(msgspec.structs.replace(told, nodes=(resting, told.nodes[1])))
+    assert {line.split(" (")[0] for line in supervised.said[-2:]} == {"d1 stops", "d2 starts"}
 
 
 def test_a_region_that_says_nothing_is_left_as_it_is(supervised: Supervised) -> None:

@@ -8,6 +8,7 @@ import pytest
 from core.errors import ConfigError
 from deploy.state import (
     DEFAULT_EDGE,
+    FOLDER,
     MARKS,
     claim,
     claim_any,
@@ -88,6 +89,24 @@ def test_a_world_elsewhere_is_found_while_it_runs(state: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with found_from(tmp_path / "file", outside, said.append):
         assert "--state" in said[0]
+
+
+def test_a_world_is_found_from_a_folder_below_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`skerry worker deploy` is given in the Worker's own folder."""
+    worker = tmp_path / "hello" / "src"
+    worker.mkdir(parents=True)
+    monkeypatch.chdir(worker)
+    assert running_folders(FOLDER) == {}
+    with claim_any(tmp_path / FOLDER, "w", print) as folder:
+        folder.record({"ams": "http://127.0.0.1:1"}, {})
+        assert list(running_folders(FOLDER)) == [tmp_path / FOLDER / "w"]
+        with claim_any(FOLDER, "nearer", print) as nearer:
+            nearer.record({"nyc": "http://127.0.0.1:2"}, {})
+            assert first_edge() == "http://127.0.0.1:2"
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+        assert running_folders(FOLDER) == {}, "a folder that belongs to somebody else"
 
 
 def test_folder_names_are_plain() -> None:

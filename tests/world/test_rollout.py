@@ -99,18 +99,27 @@ def pids(world: LocalWorld) -> dict[str, int]:
     return {one.name: one.pid for one in seen(control_of(world.world.state))}
 
 
-def test_an_edge_and_a_region_are_replaced_under_twenty_streams(world: LocalWorld) -> None:
+def folders(world: LocalWorld) -> dict[str, str]:
+    """Of the releases that the processes run from."""
+    return {one.name: one.folder for one in seen(control_of(world.world.state))}
+
+
+def test_an_edge_and_a_region_are_replaced_under_twenty_streams(
+    world: LocalWorld, tmp_path: Path
+) -> None:
+    other = release_with(tmp_path, "regional/node/app.py", lambda text: text)
     before = pids(world)
     with Callers(world) as callers:
         assert until(lambda: len(callers.answers) >= 10)
         deploy(world, "ams", again=True)
-        deploy(world, "eu", again=True)
+        deploy(world, "eu", release=str(other))
         seen_so_far = len(callers.answers)
         assert until(lambda: len(callers.answers) >= seen_so_far + 20)
     callers.check()
     after = pids(world)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"ams", *EU}
+    assert folders(world) == {name: str(other if name in EU else ROOT) for name in before}
 
 
 def file_of(world: LocalWorld, folder: Path, change: Callable[[Topology], Topology]) -> Path:
@@ -173,7 +182,7 @@ def release_with(folder: Path, file: str, change: Callable[[str], str]) -> Path:
 
 
 def test_a_release_that_does_not_start_is_taken_back(world: LocalWorld, tmp_path: Path) -> None:
-    before = pids(world)
+    before, places = pids(world), folders(world)
     broken = release_with(
         tmp_path, "regional/node/app.py", lambda text: f"{text}\nraise SystemExit('no good')\n"
     )
@@ -183,10 +192,21 @@ def test_a_release_that_does_not_start_is_taken_back(world: LocalWorld, tmp_path
     assert "ended while starting, exit code 1" in str(failed.value)
     assert "no good" in str(failed.value)
     assert str(failed.value).endswith("the world is as it was")
-    after = seen(control_of(world.world.state))
-    assert {one.folder for one in after} == {str(ROOT)}
-    assert {one.name for one in after if one.pid == before[one.name]} == set(before) - EU
+    after = pids(world)
+    assert folders(world) == places
+    assert {name for name in before if before[name] == after[name]} == set(before) - EU
     assert until(lambda: alive(world, "eu"))
+
+
+def test_an_edge_that_does_not_start_leaves_the_first(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    broken = release_with(
+        tmp_path, "edge/serving.py", lambda text: f"{text}\nraise SystemExit('no good')\n"
+    )
+    with Callers(world, 2) as callers, pytest.raises(ConfigError, match="no good"):
+        deploy(world, "nyc", release=str(broken))
+    callers.check()
+    assert pids(world) == before
 
 
 def test_a_release_that_speaks_another_wire_is_refused(world: LocalWorld, tmp_path: Path) -> None:
@@ -206,6 +226,7 @@ def slower(topology: Topology) -> Topology:
     return replace(topology, models={MODEL: replace(model, scripted=pace)})
 
 
+@pytest.mark.soak
 def test_a_slow_canary_is_taken_back(world: LocalWorld, tmp_path: Path) -> None:
     before = {one.name: one.topology for one in seen(control_of(world.world.state))}
     slow = str(file_of(world, tmp_path, slower))

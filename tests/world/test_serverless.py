@@ -1,11 +1,10 @@
-"""A model whose nodes are off until somebody asks for it, with real processes and scripted ranks."""
+"""A model whose nodes are off until somebody asks: real processes, scripted ranks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from core.types import Role
 from deploy import toml_write
 from deploy.launcher import LocalWorld, run_world
 from deploy.process import Pauses
+from deploy.up import expected, sleeping
 from tests.tiny_text import write_tiny_folder
 from tests.world.faults import until
 from tests.world.scripted import CONTEXT, MODEL, ask, completion, region_status, topology
@@ -68,6 +68,9 @@ def test_nobody_asks_and_no_node_runs(sleepy: Sleepy) -> None:
     (model,) = sleepy.status["models"]
     assert model["name"] == MODEL
     assert model["start_s"] > 0
+    described = sleepy.world.world.topology
+    assert list(sleeping(described)) == [f"{MODEL} is off in home: the first request starts a node"]
+    assert "1 routers, 0 nodes, 1 edge processes" in expected(described)
 
 
 def test_a_request_brings_one_node_and_it_goes_when_it_is_idle(sleepy: Sleepy) -> None:

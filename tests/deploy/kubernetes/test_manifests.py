@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
 
 from core.config import parse
+from core.config_scale import Scale
 from core.errors import ConfigError
 from deploy.kubernetes.manifests import groups, in_cluster, manifests
 from deploy.kubernetes.values import Values, read_values
@@ -157,11 +159,12 @@ def test_a_value_out_of_range_is_named(tmp_path: Path, text: str, words: str) ->
 
 
 def test_the_command_prints_what_it_would_apply() -> None:
-    done = skerry("deploy", "eu", "--topology", "two-regions", "--dry-run")
+    command = ("--topology", "two-regions", "--target", "kubernetes", "--dry-run")
+    done = skerry("deploy", "eu", *command)
     assert done.returncode == 0, done.stderr
     kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
     assert kinds.count("StatefulSet") == 3
-    unknown = skerry("deploy", "asia", "--topology", "two-regions", "--dry-run")
+    unknown = skerry("deploy", "asia", *command)
     assert unknown.returncode == 2
     assert "no edge and no region is named 'asia'; the topology has: nyc, ams" in unknown.stderr
 
@@ -171,3 +174,46 @@ def test_every_shipped_topology_can_be_put_into_a_cluster(path: Path) -> None:
     topology = parse(path.read_text())
     for name in [*(e.name for e in topology.edges), *(r.name for r in topology.regions)]:
         assert len(manifests(topology, name, Values())) > 4
+
+
+def _scaled(text: str, model: str = "big") -> list[dict[str, Any]]:
+    """Of a region whose three alike readers are scaled."""
+    nodes = "".join(
+        f'[[regions.nodes]]\nname = "eu-node-{n}"\nrole = "combined"\nmodel = "{model}"\n'
+        for n in (1, 2, 3)
+    )
+    topology = parse(
+        f'version = 1\n[models."{model}"]\nsource = "/models/big"\n[[edges]]\nname = "ams"\n'
+        f'[[regions]]\nname = "eu"\n{nodes}[regions.scale."{model}"]\n{text}'
+    )
+    return manifests(topology, "eu", Values())
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"), [("least = 0", (0, 3)), ("most = 2", (1, 2)), ("least = 2", (2, 3))]
+)
+def test_as_many_nodes_as_the_router_wants(text: str, bounds: tuple[int, int]) -> None:
+    objects = _scaled(text)
+    for item in objects:
+        kubernetes_validate.validate(item, VERSION, strict=True)
+    spec = one(objects, "HorizontalPodAutoscaler", "eu-node")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == bounds
+    assert one(objects, "StatefulSet", "eu-node")["spec"]["replicas"] == bounds[0]
+    (metric,) = spec["metrics"]
+    assert metric["external"]["metric"] == {
+        "name": "skerry_router_wanted_nodes",
+        "selector": {"matchLabels": {"region": "eu", "model": "big", "role": "combined"}},
+    }
+
+
+def test_what_is_not_scaled_or_could_not_be_told_apart_stands_whole() -> None:
+    assert not [o for o in of("eu") if o["kind"] == "HorizontalPodAutoscaler"]
+    mixed = msgspec.structs.replace(TOPOLOGY.regions[0], scale={"big": Scale(least=0)})
+    objects = manifests(msgspec.structs.replace(TOPOLOGY, regions=(mixed,)), "eu", Values())
+    scaled = [o["metadata"]["name"] for o in objects if o["kind"] == "HorizontalPodAutoscaler"]
+    assert scaled == ["reader"], "the decode nodes are two sets"
+
+
+def test_a_model_that_no_label_can_name() -> None:
+    with pytest.raises(ConfigError, match=r"'@cf/x'.* alias"):
+        _scaled("least = 0", model="@cf/x")

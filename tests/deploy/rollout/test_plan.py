@@ -12,6 +12,7 @@ from core.config import Edge, Model, Node, Region, Router, Topology
 from core.config_tenants import Tenant
 from core.errors import ConfigError
 from core.types import Role
+from deploy.fleet import WorldEnds
 from deploy.rollout.act import RolledBack, roll_out
 from deploy.rollout.fit import misfits, settled
 from deploy.rollout.plan import Ran, Standing, Wish, has_stand_in, names_in, plan, way_back
@@ -74,7 +75,7 @@ def standing(world: Topology, **more: Any) -> Standing:
 
 
 def wish(world: Topology, unit: str, **more: Any) -> Wish:
-    given: dict[str, Any] = {"unit": unit, "topology": world, "release": HERE, **more}
+    given: dict[str, Any] = {"unit": unit, "topology": world, **more}
     return Wish(**given)
 
 
@@ -295,6 +296,18 @@ def test_a_way_back_that_fails_is_walked_to_its_end_and_said() -> None:
     taken, words = rolled_back(CANARY, Watch("eu", 5), back)
     assert taken[-1] == Rest(Kind.REGION, "eu", False)
     assert "and the way back failed as well: replace eu, eu-read, eu-write by what it was" in words
+
+
+def test_the_end_of_the_world_is_not_taken_back() -> None:
+    class Ending(Broken):
+        def take(self, step: Step) -> None:
+            super().take(step)
+            raise WorldEnds
+
+    stage = Ending()
+    with pytest.raises(WorldEnds):
+        roll_out(CANARY, standing(TWO), stage, lambda _line: None)
+    assert stage.taken == [CANARY[0]]
 
 
 def test_addresses_that_were_asked_for_are_those_that_were_found() -> None:
