@@ -192,7 +192,7 @@ def test_a_schema_with_too_many_ways_on_is_refused_before_the_first_byte() -> No
     """It compiles and has a first token; the second one is too much for the parser."""
     assert grammar_of(asking(closed({f"k{n}": {} for n in range(200)})), PLAIN)
     open_keys = {"type": "object", "properties": {f"k{n}": {} for n in range(1200)}}
-    with pytest.raises(InvalidRequest, match="'response_format.*(too many|max is)"):
+    with pytest.raises(InvalidRequest, match=r"'response_format.*(too many|max is)"):
         grammar_of(asking(open_keys), PLAIN)
 
 
