@@ -175,7 +175,13 @@ async def _serve(
                 leader = ranks.links[plan.leader(number)]
                 leader.attach(partial(front.rank_said, number))
             identity = Identity(
-                setup.node, setup.secret, plan, everyone, tiers=tiers, release=release()
+                setup.node,
+                setup.secret,
+                plan,
+                everyone,
+                tiers=tiers,
+                release=release(),
+                scattered=bool(outposts.ranks),
             )
             sessions = RouterSessions(
                 setup.routers,

@@ -30,14 +30,16 @@ class Identity:
         *,
         tiers: NodeTiers,
         release: str,
+        scattered: bool = False,
     ) -> None:
-        """`ranks`: all of `plan`, in order, wherever they are."""
+        """`ranks`: all of `plan`, in order, wherever they are; `scattered`: not all here."""
         self._node = node
         self._secret = secret
         self._plan = plan
         self._ranks = ranks
         self._ready = ranks[0].ready
         self._release = release
+        self._scattered = scattered
         self._tiers = tiers
         self._epoch = secrets.token_hex(8)
         self._beats = itertools.count(1)
@@ -70,6 +72,7 @@ class Identity:
                 pools=self._plan.dp_attention,
                 plan=str(self._plan),
                 age_s=time.monotonic() - self._began,
+                scattered=self._scattered,
                 ranks=[
                     pb.Rank(rank=one.rank, pid=one.pid, part=part_of(one.ready))
                     for one in self._ranks

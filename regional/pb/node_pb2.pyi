@@ -35,7 +35,7 @@ class NodeMessage(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., step_output: _Optional[_Union[StepOutput, _Mapping]] = ..., cache_events: _Optional[_Union[CacheEvents, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., pulling: _Optional[_Union[Pulling, _Mapping]] = ..., sent: _Optional[_Union[Sent, _Mapping]] = ..., purged: _Optional[_Union[Purged, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("wire", "name", "epoch", "role", "secret", "release", "models", "max_sequences", "max_step_tokens", "pid", "pools", "plan", "ranks", "age_s")
+    __slots__ = ("wire", "name", "epoch", "role", "secret", "release", "models", "max_sequences", "max_step_tokens", "pid", "pools", "plan", "ranks", "age_s", "scattered")
     WIRE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Join(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
+    SCATTERED_FIELD_NUMBER: _ClassVar[int]
     wire: int
     name: str
     epoch: str
@@ -64,7 +65,8 @@ class Join(_message.Message):
     plan: str
     ranks: _containers.RepeatedCompositeFieldContainer[Rank]
     age_s: float
-    def __init__(self, wire: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[str] = ..., role: _Optional[str] = ..., secret: _Optional[str] = ..., release: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelOffer, _Mapping]]] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., pools: _Optional[int] = ..., plan: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., age_s: _Optional[float] = ...) -> None: ...
+    scattered: bool
+    def __init__(self, wire: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[str] = ..., role: _Optional[str] = ..., secret: _Optional[str] = ..., release: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelOffer, _Mapping]]] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., pid: _Optional[int] = ..., pools: _Optional[int] = ..., plan: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., age_s: _Optional[float] = ..., scattered: _Optional[bool] = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("rank", "pid", "part")

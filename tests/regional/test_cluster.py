@@ -94,6 +94,15 @@ def test_rates_are_the_measured_ones_once_there_are_any() -> None:
     assert after.prefill_tokens_per_s == 700.0
 
 
+def test_a_node_over_several_hosts_is_not_asked_for_its_blocks() -> None:
+    cluster = Cluster(REGION, heartbeat_s=1.0)
+    joined = session("d1", "decode", 1)
+    cluster.join(joined)
+    assert [view.sends for view in cluster.view().nodes] == [True]
+    joined.join.scattered = True
+    assert [view.sends for view in cluster.view().nodes] == [False]
+
+
 def test_a_node_that_joins_another_router_is_not_fresh_there() -> None:
     clock = Clock()
     cluster = Cluster(REGION, heartbeat_s=1.0, clock=clock)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from core.events import Accepted, Moved
+from core.events import Accepted, Delta, Moved
 from core.types import GenerateRequest, ResumePoint
 from regional.attempt import MAX_MOVES
 from regional.pb import node_pb2 as pb
@@ -100,6 +101,44 @@ def test_without_a_prefill_node_nothing_moves(tmp_path: Path) -> None:
             assert work_of(start).move_min_tokens == 0
             decode.output(attempt_of(start), delta("x"), *ending())
             await answer
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("tiers", "least"),
+    [
+        ([pb.Tier(kind="host")], 64),
+        ([pb.Tier(kind="disk")], 0),
+        ([pb.Tier(kind="disk"), pb.Tier(kind="host", off="no memory")], 0),
+    ],
+)
+def test_a_node_that_saves_what_answers_lose_gives_them_back(
+    tmp_path: Path, tiers: list[pb.Tier], least: int
+) -> None:
+    """Also where no prefill node is up."""
+
+    async def test() -> None:
+        async with region(tmp_path, *PAIR) as here:
+            decode = await here.joined("d1", "decode")
+            member = here.app.router.cluster.find(decode.name)
+            assert member is not None
+            decode.say(pb.NodeMessage(heartbeat=pb.Heartbeat(sequence=9, tiers=tiers)))
+            await here.until(lambda: member.beat.sequence == 9)
+            async with here.stream(ask(PROMPT)) as stream:
+                start = await decode.got("start")
+                assert work_of(start).move_min_tokens == least
+                decode.output(attempt_of(start), delta("ab", 97, 98))
+                if least:
+                    decode.preempted(attempt_of(start), b"ab", chars_sent=2, computed=200)
+                    decode.beat()
+                    start = await decode.got("start")
+                    assert resumed(start) == (
+                        ResumePoint(choice=0, token_ids=(97, 98), chars_sent=2),
+                    )
+                decode.output(attempt_of(start), delta("c", 99), *ending())
+                texts = [one.text for one in await stream.rest() if isinstance(one, Delta)]
+                assert texts == ["ab", "c"]
 
     run(test())
 

@@ -261,6 +261,8 @@ def test_no_pull_from_where_it_cannot_come() -> None:
     cached = {D2: 80}
     assert pull_of(DECODE, replace(crowded, draining=True), cached=cached) is None
     assert pull_of(DECODE, replace(crowded, offers=OTHER_WEIGHTS), cached=cached) is None
+    assert pull_of(DECODE, replace(crowded, sends=False), cached=cached) is None
+    assert pull_of(DECODE, crowded, cached=cached) is not None
     lost = replace(PULLING, excluded=frozenset({crowded.serial}))
     assert pull_of(DECODE, crowded, cached=cached, ask=lost) is None
     for ask in (replace(PULLING, recompute=True), replace(PULLING, may_pull=False)):

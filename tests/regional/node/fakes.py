@@ -20,7 +20,7 @@ from core.types import FinishReason, GenerateRequest
 from regional.node.answer import Calls
 from regional.node.front import Front
 from regional.node.pool import Pool
-from regional.node.receiving import OwnHost, Receiving
+from regional.node.receiving import Host, OwnHost, Receiving
 from regional.node.seams import Sending
 from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import WAIT_S, Desk
@@ -129,8 +129,10 @@ async def fake_node(
     carrier: Carrier | None = None,
     clock: Callable[[], float] = time.monotonic,
     model: bytes = b"model",
+    elsewhere: Sequence[Host] = (),
 ) -> AsyncIterator[FakeNode]:
-    """A front with its rank, a real data socket and one open session."""
+    """A front with its rank, a real data socket and one open session. `elsewhere`: further hosts
+    of its pool."""
     memory = bytearray(GEOMETRY.pool_bytes)
     view = PoolMemory({0: BlockMemory(GEOMETRY, memory)})
     rank = FakeRank(memory)
@@ -148,7 +150,7 @@ async def fake_node(
                         0,
                         rank,
                         Sending(rank, view, carrier or TcpCarrier(), digest, clock),
-                        Receiving([OwnHost(view, landing, digest, clock)], lease_s),
+                        Receiving([OwnHost(view, landing, digest, clock), *elsewhere], lease_s),
                     )
                 ],
                 clock=clock,

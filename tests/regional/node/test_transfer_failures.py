@@ -55,6 +55,21 @@ def test_a_prefill_that_fails_frees_the_decode_side_at_once() -> None:  # B20
     on_two_nodes(test)
 
 
+def test_a_router_that_is_lost_ends_what_is_read_for_it() -> None:
+    async def test(reader: FakeNode, writer: FakeNode) -> None:
+        reader.rank.stall_at = 64
+        await hand_over(reader, writer, "a.1")
+        await receiving(writer)
+        reader.front.session_closed(reader.desk)
+        await reader.until_empty()
+        assert reader.rank.held == 0
+        reader.front.session_opened(reader.desk)
+        assert reader.desk.of("failed") == []
+        writer.say(abort("a.1"))
+
+    on_two_nodes(test)
+
+
 def test_fifty_failures_in_a_row_leave_nothing_and_the_next_request_works() -> None:  # B20
     async def test(reader: FakeNode, writer: FakeNode) -> None:
         for number in range(50):

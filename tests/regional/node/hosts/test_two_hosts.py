@@ -88,6 +88,9 @@ def test_kv_lands_on_both_hosts_and_is_answered_from(tmp_path: Path) -> None:
         async with world.node("reader") as (reader, _), writer(world) as hosts:
             node = hosts.node
             (join,) = [one for one in world.router.joins if one.name == "writer"]
+            assert {one.name: one.scattered for one in world.router.joins} == {
+                "reader": False, "writer": True,
+            }  # fmt: skip
             parts = [(rank.rank, rank.part) for rank in join.ranks]
             assert parts == [(0, "layers 0-1, KV heads 0-2"), (1, "layers 2-3, KV heads 0-2")]
             fronts = [psutil.Process(one.pid) for one in (hosts.first, hosts.second)]
