@@ -28,6 +28,8 @@ UNMEASURED_TOKENS_PER_S = 1000.0
 """Stands for a rate that a node has not measured."""
 UNMEASURED_KV_BYTES_PER_S = 1e9
 UNMEASURED_TIER_BYTES_PER_S = 5e8
+HOST_TIER = "host"
+"""As nodes name it in their heartbeats."""
 SLOW_START_S = 20.0
 """A node takes its whole share after so long."""
 HEAD_START_S = 2.0
@@ -76,6 +78,10 @@ class NodeView:
     """At which it sends KV to other nodes."""
     tier_bytes_per_s: float = UNMEASURED_TIER_BYTES_PER_S
     """At which blocks come back from the tiers below its memory."""
+    saves: bool = False
+    """It keeps in host memory what its answers lose."""
+    sends: bool = True
+    """It can be asked for what it holds."""
 
     @property
     def pool(self) -> PoolId:
@@ -230,6 +236,8 @@ class Member:
             share=share,
             kv_bytes_per_s=beat.kv_bytes_per_s or UNMEASURED_KV_BYTES_PER_S,
             tier_bytes_per_s=beat.tier_bytes_per_s or UNMEASURED_TIER_BYTES_PER_S,
+            sends=not join.scattered,
+            saves=any(tier.kind == HOST_TIER and not tier.off for tier in beat.tiers),
         )
 
 

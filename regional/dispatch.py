@@ -142,10 +142,10 @@ class Dispatcher:
 
     def move_min_tokens(self, model: ModelName) -> int:
         """From so many lost tokens of KV on, an answer that was pushed out of memory had better be
-        read anew by a prefill node; 0 where none of that model is up."""
-        nodes = self._cluster.view().nodes
-        readers = [one for one in nodes if one.role is Role.PREFILL and not one.draining]
-        if not any(one.offer(model) for one in readers):
+        read anew by a prefill node, or brought back from its host's memory; 0 where no node of that
+        model does either."""
+        up = [one for one in self._cluster.view().nodes if one.offer(model) and not one.draining]
+        if not any(one.role is Role.PREFILL or one.saves for one in up):
             return 0
         return max(1, self._split_min_tokens)
 

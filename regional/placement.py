@@ -161,7 +161,11 @@ class _Readings:
         self._known: dict[PoolId, Reading] = {}
         pulling = ask.may_pull and not ask.recompute
         self._sources = (
-            nlargest(PULL_SOURCES, serving, key=lambda site: self.held(site[0]).blocks)
+            nlargest(
+                PULL_SOURCES,
+                (site for site in serving if site[0].sends),
+                key=lambda site: self.held(site[0]).blocks,
+            )
             if pulling
             else []
         )

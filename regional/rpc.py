@@ -257,7 +257,7 @@ def listen(server: grpc.aio.Server, address: str, credentials: Credentials | Non
     port: int
     if credentials is None:
         port = server.add_insecure_port(address)
-        return port  # noqa: RET504 - grpc has no types here
+        return port
 
     def now() -> grpc.ServerCertificateConfiguration:
         authority, key, certificate = credentials.pem()
@@ -265,7 +265,7 @@ def listen(server: grpc.aio.Server, address: str, credentials: Credentials | Non
 
     secure = grpc.dynamic_ssl_server_credentials(now(), now, require_client_authentication=True)
     port = server.add_secure_port(address, secure)
-    return port  # noqa: RET504 - grpc has no types here
+    return port
 
 
 def channel_to(address: str, credentials: Credentials | None) -> grpc.aio.Channel:
