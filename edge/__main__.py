@@ -24,6 +24,7 @@ def main() -> int:
     inside.add_argument("--address")
     inside.add_argument("--folder", type=Path)
     inside.add_argument("--lifeline", type=int)
+    inside.add_argument("--beside", action="store_true", help="a crew of this edge runs still")
     inside.add_argument("--listen-fd", type=int, nargs="+", default=())
     options = parser.parse_args()
     try:
@@ -39,7 +40,7 @@ def run(world: World, options: argparse.Namespace) -> int:
     if workers > 1 and options.worker is None:
         from edge.crew.supervisor import run_crew
 
-        return run_crew(world, options.name)
+        return run_crew(world, options.name, beside=options.beside)
     from edge.crew.seat import Seat
     from edge.serving import run_edge
 

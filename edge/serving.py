@@ -9,8 +9,10 @@ import logging
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import uvicorn
 
@@ -30,6 +32,8 @@ GRACE_S = 20.0
 """How long answers may go on after SIGTERM."""
 KEEP_ALIVE_S = 65
 """Longer than common clients keep idle connections: they close first, never write into a close."""
+IDLE_S = 3.0
+"""After which a kept connection of a process that retires is closed without having been told."""
 BACKLOG = 2048
 FILES = 65536
 """Open files wished for: a connection to a caller and one to a region for each request."""
@@ -98,10 +102,18 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._retiring = False
+        self._listeners: list[socket.socket] = []
+        self._last: set[asyncio.Task[object]] = set()
+        self._idle: dict[Any, tuple[Any, float]] = {}
+        """By connection: its newest request, and when it was found to be answered."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listeners = list(sockets or ())
+        await super().serve(sockets)
 
     def retire(self) -> None:
         """Accept nothing more, and end with the last connection. Idempotent."""
@@ -109,18 +121,57 @@ class Server(uvicorn.Server):
             return
         self._retiring = True
         _log.info("edge retires connections=%d", len(self.server_state.connections))
-        for server in self.servers:
+        # Kept connections are not cut, since a request may be on its way: their next answer tells
+        # the client to come anew.
+        self.config.encoded_headers.append((b"connection", b"close"))
+        self.server_state.default_headers = [
+            *self.server_state.default_headers, (b"connection", b"close")
+        ]  # fmt: skip
+        for server, listener in zip(self.servers, self._listeners, strict=True):
+            # A socket that workers share by SO_REUSEPORT has a queue of its own: who is in it when
+            # it is closed is reset.
+            self._take_in(listener)
             server.close()
+
+    def _take_in(self, listener: socket.socket) -> None:
+        """All who wait in its queue."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                caller, _ = listener.accept()
+            except OSError:  # nobody; or the one who did has gone
+                return
+            caller.setblocking(False)
+            task: asyncio.Task[object] = loop.create_task(
+                loop.connect_accepted_socket(self._protocol, caller)
+            )
+            self._last.add(task)
+            task.add_done_callback(self._last.discard)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes it for a connection."""
+        kind = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def on_tick(self, counter: int) -> bool:
         ended = await super().on_tick(counter)
         if not self._retiring:
             return ended
-        for connection in list(self.server_state.connections):
-            # One that was accepted a moment ago and has asked nothing yet is about to.
-            if getattr(connection, "cycle", connection) is not None:
+        state = self.server_state
+        for connection in state.connections - self._idle.keys():
+            self._idle[connection] = (None, 0.0)
+        for connection, (was, since) in list(self._idle.items()):
+            cycle: Any = getattr(connection, "cycle", None)
+            if connection not in state.connections:
+                del self._idle[connection]
+            elif cycle is not was or cycle is None or not cycle.response_complete:
+                self._idle[connection] = (cycle, time.monotonic())
+            elif time.monotonic() - since > IDLE_S:
                 connection.shutdown()
-        return ended or not (self.server_state.connections or self.server_state.tasks)
+        return ended or not (state.connections or state.tasks or self._last)
 
 
 def _listen(address: str, *, shared: bool) -> socket.socket:

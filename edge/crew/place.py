@@ -54,6 +54,21 @@ def reserved(listen: str) -> Iterator[str]:
 
 
 @contextmanager
+def shared(listen: str) -> Iterator[str]:
+    """The same beside another crew of ours that has it still and is about to leave: from then on
+    nobody else can bind it. Raises ConfigError."""
+    host, port = split_address(listen)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+        try:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                holder.setsockopt(socket.SOL_SOCKET, option, 1)
+            holder.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{listen} cannot be shared: {error.strerror}") from error
+        yield listen
+
+
+@contextmanager
 def _port_lock(port: int) -> Iterator[None]:
     """Raises OSError: another crew of ours holds the port, or is about to. The file stays: to
     remove it would let two crews lock two files of one name."""

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from core import log
 from core.config import World
+from core.orders import RETIRE
 from core.pauses import PAUSES, Pauses
-from edge.crew.place import private_folder, reserved
+from edge.crew.place import private_folder, reserved, shared
 from edge.crew.seat import Seat
 from edge.crew.watch import PATIENCE, Patience, hangs
 from edge.workers.keeper import hosting
@@ -33,11 +34,13 @@ GRACE_S = 25.0
 """From SIGTERM to SIGKILL: a little more than a worker lets answers go on."""
 
 
-def run_crew(world: World, name: str, *, pauses: Pauses = PAUSES) -> int:
-    """Until SIGTERM or SIGINT. Returns the exit code. Raises ConfigError."""
+def run_crew(world: World, name: str, *, pauses: Pauses = PAUSES, beside: bool = False) -> int:
+    """Until SIGTERM, SIGINT or RETIRE. Returns the exit code. `beside`: another crew has the
+    address still, and is to retire. Raises ConfigError."""
     log.setup(f"edge/{name}/0")
     edge = world.topology.edge(name)
-    with reserved(edge.listen) as address, private_folder() as folder, _lifeline() as lifeline:
+    place = shared(edge.listen) if beside else reserved(edge.listen)
+    with place as address, private_folder() as folder, _lifeline() as lifeline:
         command = [
             *(sys.executable, "-m", "edge"),
             *("--topology", str(world.path), "--state", str(world.state), "--name", name),
@@ -72,16 +75,19 @@ class Crew:
         self._pauses = pauses
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
-        self._refused = False
+        self._refused = self._retiring = False
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for asked in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(asked, self.stop)
+        loop.add_signal_handler(RETIRE, self.retire)
         async with asyncio.TaskGroup() as group:
             numbers = range(1, self._workers + 1)
             keepers = [group.create_task(self._keep(number)) for number in numbers]
             await self._stopping.wait()
+            if self._retiring:
+                await asyncio.wait(keepers)  # until the last answer, or until it is told to stop
             await asyncio.wait(keepers, timeout=GRACE_S)
             for number, process in self._processes.items():
                 _log.warning("worker does not end worker=%d", number)
@@ -145,6 +151,13 @@ class Crew:
         self._stopping.set()
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
+
+    def retire(self) -> None:
+        """Another crew has the address now: workers end with their last answers."""
+        self._retiring = True
+        self._stopping.set()
+        for process in self._processes.values():
+            process.send_signal(RETIRE)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ START_S = 15.0
 START_CPU_S = 1.0
 """What a process may compute before it is up, beyond a turn."""
 POLL_S = 0.005
+OTHERS_EACH = 10
+"""Samples from one search for processes that a Worker started to the next."""
 ASK_S = 0.4
 """How long one question of the host waits."""
 DATA_FACTOR = 2
@@ -46,6 +48,7 @@ class Process:
         self._reading: asyncio.Task[None]
         self._tree: list[psutil.Process] = []
         """Ours first; the last one runs the Worker."""
+        self._samples = 0
 
     @property
     def pid(self) -> int:
@@ -94,6 +97,7 @@ class Process:
     async def sample(self, now: Callable[[], float]) -> Sample | None:
         """None once it has ended."""
         answered = await answers(self._control, ASK_S)
+        self._samples += 1
         try:
             return self._look(now(), answered=answered)
         except psutil.NoSuchProcess:
@@ -106,7 +110,14 @@ class Process:
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
                 memory += process.memory_info().rss
-        return Sample(now, cpu_s, memory / 1e6, answered)
+        return Sample(now, cpu_s, memory / 1e6, answered, self._others())
+
+    def _others(self) -> int:
+        """Processes below ours that are none of the tree. To find them takes a look at all of the
+        machine's, and so is done with some samples only."""
+        if not self._launch.wrapped or self._samples % OTHERS_EACH:
+            return 0
+        return len({*self._tree[0].children(recursive=True)}.difference(self._tree))
 
     def give_way(self) -> None:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):

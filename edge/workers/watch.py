@@ -17,12 +17,14 @@ HANGS_FACTOR = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`answered`: whether it answered its host just now. CPU time since its start."""
+    """`answered`: whether it answered its host just now. CPU time since its start. `others`:
+    processes that it started, as far as was looked."""
 
     now: float
     cpu_s: float
     memory_mb: float
     answered: bool
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Watch:
         before, self._before = self._before, sample
         if sample.answered:
             self._heard = sample
+        if sample.others:
+            return End("it started processes, which a Worker may not: no limit counts them")
         used_mb = sample.memory_mb - self._empty_mb
         if used_mb > self._limits.memory_mb:
             return End(

@@ -27,7 +27,7 @@ from core.metrics import EdgeMetrics
 from core.prefix import prompt_chain
 from core.types import FinishReason, GenerateRequest, RegionName, RequestId, Sampling
 from edge.gateway import Batch, Gateway
-from edge.hold import Held, Hold
+from edge.hold import Hold
 from edge.region_client import RegionClient
 from edge.routing.breaker import FAILURES
 from edge.routing.placement import Reason

@@ -85,9 +85,12 @@ async def test_the_first_process_ends_with_its_last_answer(tmp_path: Path) -> No
                     text = await anext(pieces)
                     with _edge(tmp_path, eu.address, listener) as second:
                         first.send_signal(RETIRE)
+                        async with asyncio.timeout(10):
+                            while "connection" not in (told := await kept.get("/healthz")).headers:
+                                assert told.status_code == 200
+                        assert told.headers["connection"] == "close"
                         await _serving(base, {second.pid})
-                        again = await kept.get("/status")  # its connection was closed when idle
-                        assert again.json()["workers"][0]["pid"] == second.pid
+                        assert (await kept.get("/healthz")).status_code == 200
                         assert first.poll() is None
                         gate.set()
                         text += "".join([piece async for piece in pieces])

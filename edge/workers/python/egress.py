@@ -40,6 +40,9 @@ _BODY = frozenset({"accept-encoding", "content-encoding", "content-length"})
 """What is about a body in the form that it travelled in: it is unpacked here."""
 
 
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
 class Refused(Exception):
     """Not passed on; the message is for the Worker's author."""
 
@@ -64,10 +67,14 @@ class PublicOnly(AbstractResolver):
 
 
 def is_public(address: str) -> bool:
-    """Also of an IPv4 address in IPv6's clothes."""
+    """Also of an IPv4 address in IPv6's clothes, whichever way it wears them."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_global and not found.is_multicast
+    if isinstance(found, ipaddress.IPv6Address):
+        inside = found.ipv4_mapped or found.sixtofour
+        if found in _NAT64:
+            inside = ipaddress.IPv4Address(found.packed[-4:])
+        found = inside or found
+    return found.is_global and not found.is_multicast
 
 
 class Egress:
@@ -184,7 +191,7 @@ async def open_egress() -> AsyncIterator[Egress]:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await egress.handle(request)
 
-        runner = web.ServerRunner(web.Server(handle, access_log=None), handler_cancellation=True)
+        runner = web.ServerRunner(web.Server(handle, access_log=None, handler_cancellation=True))
         egress = Egress(runner, near)
         await runner.setup()
         try:

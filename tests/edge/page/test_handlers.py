@@ -25,7 +25,8 @@ async def test_a_browser_gets_the_page_and_a_program_json(tmp_path: Path) -> Non
     async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
         page = await edge.http.get("/", headers=BROWSER)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
-        assert "script-src 'self'" in page.headers["content-security-policy"]
+        for rule in ("default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"):
+            assert rule in page.headers["content-security-policy"]
         assert "<h1>" in page.text
         assert (await edge.http.get("/")).json()["status"] == "/status"
         assert "accept" in (await edge.http.get("/")).headers["vary"]

@@ -163,13 +163,13 @@ def test_a_clock_that_is_set_back_opens_nothing(tmp_path: Path) -> None:
 
 def test_a_clock_that_was_far_ahead_shuts_nobody_out(tmp_path: Path) -> None:
     """Once it is right again: what was counted at that time is of no minute and no day."""
-    limits = {"tokens_per_minute": 100, "tokens_per_day": 100}
+    one = ask("r1", tokens_per_minute=100, tokens_per_day=100)
     with opened(tmp_path) as ledger:
-        assert fits(ledger, ask("r1", **limits), NOW + 3 * 86_400)
-        assert fits(ledger, ask("r2", **limits), NOW)
-        assert not fits(ledger, ask("r3", **limits), NOW)
+        assert fits(ledger, one, NOW + 3 * 86_400)
+        assert fits(ledger, replace(one, id="r2"), NOW)
+        assert not fits(ledger, replace(one, id="r3"), NOW)
         assert ledger.settle("r1", 60, NOW)
-        assert counts(ledger, ask(**limits)) == {"tokens": 60, "tokens-day": 60}
+        assert counts(ledger, one) == {"tokens": 60, "tokens-day": 60}
         minutes = ask("r4", tokens_per_minute=100)
         assert fits(ledger, replace(minutes, tenant="other"), NOW + 3700)
         assert fits(ledger, replace(minutes, tenant="other", id="r5"), NOW)

@@ -213,6 +213,9 @@ async def test_a_worker_that_others_are_bound_to_stays(folder: Path) -> None:
         await serve(host, "one", services=(FRIEND,))
         with pytest.raises(WorkerRefused, match="bound to by w"):
             await host.delete("friend")
+        theirs = pack(bundle_of("two", "x", services=(FRIEND,)))
+        with pytest.raises(WorkerRefused, match="'friend', which is not deployed"):
+            await host.stage("x", theirs, tenant="other")
 
 
 async def test_a_damaged_version_is_not_served(folder: Path) -> None:

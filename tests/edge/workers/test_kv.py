@@ -72,6 +72,8 @@ def test_pages_go_on_where_they_ended(tmp_path: Path) -> None:
     for prefix in ("", "a", "a%", "a_", "é"):
         found = [one.key for one in store.page(ONE, prefix=prefix).pairs]
         assert found == [key for key in keys if key.startswith(prefix)]
+    for other in (Space("other", ONE.id), Space(ONE.tenant, "other")):
+        assert store.page(other).pairs == (), "another's keys are not even listed"
     store.close()
 
 

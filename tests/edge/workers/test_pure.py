@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.config_workers import Workers
 from core.errors import WorkerRefused
-from edge.workers.bundle import Module, check_name, digest_of, pack, unpack, version_of
+from edge.workers.bundle import Assets, Module, check_name, digest_of, pack, unpack, version_of
 from edge.workers.capnp import Embed, Value, Word, quoted, render
 from edge.workers.cron import read_cron
 from edge.workers.logs import BURST_BYTES, LINES, Budget, LogBook
@@ -242,6 +242,29 @@ def test_no_file_of_a_bundle_leaves_its_folder(name: str) -> None:
     bad = type(bundle)(settings=bundle.settings, modules=(Module(name, "esm", b""),))
     with pytest.raises(WorkerRefused):
         unpack(pack(bad))
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("a", "a/b"), "'a/b', in the place of another"), (("a/b", "./a"), "in the place of"),
+        (("a", "b", "./a"), "in the place of"), (("é" * 128,), "too long"),
+        (("/".join(["abcd"] * 206),), "too long"),
+    ],
+)  # fmt: skip
+def test_files_that_no_folder_could_hold_are_named(names: tuple[str, ...], why: str) -> None:
+    bundle = bundle_of("x")
+    modules = tuple(Module(name, "esm", b"") for name in names)
+    with pytest.raises(WorkerRefused, match=why):
+        unpack(pack(type(bundle)(settings=bundle.settings, modules=modules)))
+    files = Assets(files=tuple((name, b"") for name in names))
+    with pytest.raises(WorkerRefused, match=why):
+        unpack(pack(type(bundle)(settings=bundle.settings, modules=bundle.modules, assets=files)))
+
+
+def test_a_variable_that_is_no_json_is_named() -> None:
+    with pytest.raises(WorkerRefused, match="the variable 'A' is no JSON"):
+        unpack(pack(bundle_of("x", vars=(("A", "{a"),))))
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a.b", "a" * 64, "é", "a b", "../x"])

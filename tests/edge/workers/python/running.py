@@ -142,7 +142,7 @@ def _other() -> web.Application:
 
 @asynccontextmanager
 async def _serving(app: web.Application, path: Path | None) -> AsyncIterator[str]:
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     try:
         if path is None:

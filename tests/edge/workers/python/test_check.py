@@ -59,7 +59,8 @@ def test_the_lists_are_those_of_the_modules() -> None:
         ("93.184.216.34", True), ("2606:2800:220:1::", True), ("127.0.0.1", False),
         ("10.1.2.3", False), ("169.254.169.254", False), ("::1", False), ("fe80::1%eth0", False),
         ("::ffff:127.0.0.1", False), ("100.64.0.1", False), ("0.0.0.0", False),
-        ("224.0.0.1", False),
+        ("224.0.0.1", False), ("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True),
+        ("2002:7f00:1::", False), ("2002:808:808::", True), ("::ffff:8.8.8.8", True),
     ],
 )  # fmt: skip
 def test_what_counts_as_public(address: str, public: bool) -> None:

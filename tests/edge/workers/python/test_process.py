@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import httpx
 import pytest
 from aiohttp import web
 
 from core.errors import WorkerRefused
+from edge.workers import process
 from edge.workers.runtime import THREW_HEADER
 from tests.edge.workers.python.running import MARK, TOKEN, running
 from tests.servers import needed
@@ -81,6 +83,11 @@ if path == "operator":
     return Response(b"".join(iter(lambda: out.recv(65536), b"")))
 if path == "process":
     subprocess.run(["ls"])
+if path == "fork":
+    libc = ctypes.CDLL(None)
+    if libc.fork() == 0:
+        libc.sleep(60)
+    return Response("forked")
 if path == "network":
     socket.create_connection(("127.0.0.1", 1))
 if path == "private":
@@ -94,7 +101,7 @@ if path == "memory":
         kept.append(bytearray(1 << 20))
 return Response("nothing", 404)
 """,
-    """import asyncio, os, socket, subprocess
+    """import asyncio, ctypes, os, socket, subprocess
 from pyodide.ffi import to_js
 async def later(env):
     await asyncio.sleep(0)
@@ -104,6 +111,13 @@ async def later(env):
 )
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """What a process says is read beside what it answers."""
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 async def test_all_in_one_process() -> None:
     needed("bwrap")
     async with running(ALL) as around:
@@ -111,6 +125,7 @@ async def test_all_in_one_process() -> None:
         hello = await http.get("/hello", headers={"x-name": "Ada"})
         assert (hello.status_code, hello.text) == (201, "ahoy, Ada")
         assert hello.headers.get_list("set-cookie") == ["a=1", "b=2"]
+        await until(lambda: bool(around.lines("log")))
         assert [line.message for line in around.lines("log")] == ["seen GET"]
 
         told = await http.post("/json", json={"a": [1]})
@@ -132,6 +147,7 @@ async def test_all_in_one_process() -> None:
             assert failed.headers[THREW_HEADER] == MARK
             assert failed.json()["name"] == name
             assert words in failed.json()["message"]
+        await until(lambda: any("/private" in str(line.run) for line in around.lines("run")))
         runs = [line.run for line in around.lines("run") if line.run is not None]
         (boom,) = (run.exceptions[0] for run in runs if run.url and run.url.endswith("/boom"))
         assert 'File "entry.py", line' in boom.stack
@@ -144,9 +160,7 @@ async def test_all_in_one_process() -> None:
             "path": "/x?y=1", "host": "inner", "body": "hi", "token": None,
         }  # fmt: skip
         assert (await http.get("/later")).text == "soon"
-        async with asyncio.timeout(5):
-            while not any("too late" in line.message for line in around.lines("error")):
-                await asyncio.sleep(0.01)
+        await until(lambda: any("too late" in one.message for one in around.lines("error")))
 
         assert "edge: leads nowhere" in (await http.get("/operator")).text
         assert not around.asked, "a Worker asks its edge for answers of models alone"
@@ -164,6 +178,44 @@ async def test_what_fills_its_memory_is_ended_and_started_again() -> None:
         again = await around.http.get("/hello", headers={"x-name": "Ada"})
         assert again.status_code == 201
         assert any("it filled its memory" in line.message for line in around.lines("host"))
+
+
+async def test_a_caller_that_leaves_takes_its_generation_along() -> None:
+    left = asyncio.Event()
+
+    async def run(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"data: 1\n\n")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        return answer
+
+    edge = web.Application()
+    edge.router.add_post("/v4/accounts/worker/ai/run/tiny", run)
+    code = worker("""
+answer = await self.env.AI.run("tiny", {"prompt": "Hi", "stream": True})
+return Response(answer)
+""")
+    async with running(code, edge, trusted=True) as around:
+        async with around.http.stream("GET", "/") as response:
+            assert await anext(response.aiter_raw()) == b"data: 1\n\n"
+        async with asyncio.timeout(10):
+            await left.wait()
+
+
+async def test_what_forks_behind_our_back_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed("bwrap")
+    monkeypatch.setattr(process, "OTHERS_EACH", 1)
+    async with running(ALL) as around:
+        assert (await around.http.get("/fork")).text == "forked"
+        await until(
+            lambda: any("it started process" in one.message for one in around.lines("host"))
+        )
+        again = await around.http.get("/hello", headers={"x-name": "Ada"})
+        assert again.status_code == 201
 
 
 @pytest.mark.parametrize(
