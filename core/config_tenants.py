@@ -64,7 +64,7 @@ class Tenant(_Section, frozen=True):
 
 
 class Budgets(_Section, frozen=True):
-    redis: str | None = None
+    redis: Annotated[str, msgspec.Meta(pattern=r"^(rediss?|unix)://.")] | None = None
     """redis://HOST:PORT/NUMBER, where edges with different state folders share their limits; its
     password is `secrets.redis`. Absent: each state folder grants the whole limit."""
     lease: _Share = 0.1

@@ -160,6 +160,13 @@ def asked(processes: list[Process], grace_s: float) -> list[Process]:
     return [process for process in processes if not process.ended_by(deadline)]
 
 
+def descendants(pid: int) -> set[int]:
+    """Processes that it started, and those that they did."""
+    with suppress(psutil.NoSuchProcess):
+        return {one.pid for one in psutil.Process(pid).children(recursive=True)}
+    return set()
+
+
 def resident_mb(pid: int) -> int:
     total = 0
     with suppress(psutil.NoSuchProcess):

@@ -1,7 +1,8 @@
 """Starts and stops a world's nodes after the numbers that its routers want.
 
-A thread asks each router that scales something, a few times a second. A node is stopped as an
-operator would stop it: it takes nothing new, ends what it has, or gives it to another one.
+A thread asks each router that scales something, ten times a second: a cold request waits for it.
+A node is stopped as an operator would stop it: it takes nothing new, ends what it has, or gives it
+to another one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from deploy.inside import router_url
 from deploy.process import Spec
 from deploy.ready import RouterView, router_view
 
-LOOK_S = 0.25
+LOOK_S = 0.1
 ASK_S = 1.0
 LATE_S = 30.0
 """A node that was asked to end and has not after this is taken down."""

@@ -19,10 +19,6 @@ class Makings:
         self._logs = logs
         self._listeners = listeners
 
-    def shares_its_socket(self, edge: str) -> bool:
-        """Whether two processes of the edge can accept side by side."""
-        return edge in self._listeners
-
     def all(self, world: World) -> list[Spec]:
         """Of those that run before anybody has asked for anything."""
         off = set(off_at_first(world))
@@ -34,8 +30,11 @@ class Makings:
         name: str,
         release: Release | None = None,
         more: tuple[socket.socket, ...] = (),
+        *,
+        beside: bool = False,
     ) -> Spec:
-        """Of the process `name`. `more`: further sockets that an edge is to accept from."""
+        """Of the process `name`. `more`: further sockets that an edge is to accept from; `beside`:
+        the edge runs already, and this one is to take its place."""
         topology = world.topology
         base = ("--topology", str(world.path), "--state", str(world.state), "--name", name)
         environment = {"PYTHONUNBUFFERED": "1"}
@@ -46,6 +45,8 @@ class Makings:
             if name in self._listeners:
                 listeners = tuple(one.fileno() for one in (self._listeners[name], *more))
                 words = (*base, "--listen-fd", *map(str, listeners))
+            elif beside:
+                words = (*base, "--beside")
         elif any(door == name for region in topology.regions for door, _ in region.doors):
             kind, module, words = "router", "regional", ("router", *base)
         else:

@@ -27,12 +27,19 @@ class RegionView(msgspec.Struct, frozen=True):
     work_s: float = 0.0
 
 
+class WorkerView(msgspec.Struct, frozen=True):
+    """One of an edge's processes."""
+
+    pid: int = 0
+
+
 class EdgeView(msgspec.Struct, frozen=True):
     """The part of an edge's `/status` that is shown."""
 
     edge: str = ""
     version: str = ""
     draining: bool = False
+    workers: tuple[WorkerView, ...] = ()
     regions: tuple[RegionView, ...] = ()
 
 

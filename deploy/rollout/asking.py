@@ -21,6 +21,8 @@ from deploy.status import EdgeView
 
 TIMEOUT_S = 2.0
 POLL_S = 0.1
+ANEW = {"connection": "close"}
+"""A kept connection would lead to the same process each time."""
 
 
 class Asking:
@@ -46,7 +48,7 @@ class Asking:
 
     def edge_at(self, base: str) -> EdgeView | None:
         try:
-            answer = self._client.get(f"{base}/status", timeout=TIMEOUT_S)
+            answer = self._client.get(f"{base}/status", headers=ANEW, timeout=TIMEOUT_S)
             return msgspec.json.decode(answer.content, type=EdgeView)
         except (httpx.HTTPError, msgspec.MsgspecError):
             return None
@@ -54,11 +56,15 @@ class Asking:
     def hears(self, base: str, region: str | None = None) -> bool:
         """Whether the edge there hears `region`, or any."""
         view = self.edge_at(base)
-        return view is not None and any(
-            one.state == "fresh" and one.status is not None and bool(one.status.models)
-            for one in view.regions
-            if region in (None, one.name)
-        )
+        return view is not None and _hears(view, region)
+
+    def crew_hears(self, base: str, pids: set[int], workers: int) -> bool:
+        """Whether all of an edge's `workers` are up and are of `pids`, and the one that is asked
+        hears a region. With another crew at the same port it is chance who is asked."""
+        view = self.edge_at(base)
+        if view is None or not {one.pid for one in view.workers} <= pids:
+            return False
+        return len(view.workers) == workers and _hears(view, None)
 
     def all_hear(self, region: str) -> bool:
         return all(self.hears(f"http://{edge.listen}", region) for edge in self.topology.edges)
@@ -141,3 +147,11 @@ class Asking:
             return msgspec.json.decode(said.content, type=Orders)
         except (httpx.HTTPError, msgspec.MsgspecError):
             return Orders()
+
+
+def _hears(view: EdgeView, region: str | None) -> bool:
+    return any(
+        one.state == "fresh" and one.status is not None and bool(one.status.models)
+        for one in view.regions
+        if region in (None, one.name)
+    )

@@ -165,11 +165,6 @@ class Desk:
             serving=asking.serving(),
             resting=frozenset(resting),
             weights=weights,
-            alone=frozenset(
-                edge.name
-                for edge in self._world.topology.edges
-                if not self._makings.shares_its_socket(edge.name)
-            ),
         )
 
     def _seen(self, name: str) -> Seen:

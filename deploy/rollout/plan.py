@@ -41,14 +41,12 @@ class Ran:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """The world before. `serving`: regions that edges can use now; `resting`: regions and nodes
-    that rest by order; `weights`: of regions, by order, 0 for the topology's; `alone`: edges whose
-    processes cannot share their socket."""
+    that rest by order; `weights`: of regions, by order, 0 for the topology's."""
 
     processes: Mapping[str, Ran]
     serving: frozenset[str]
     resting: frozenset[str] = frozenset()
     weights: Mapping[str, int] = field(default_factory=dict)
-    alone: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +166,6 @@ def _edge(wish: Wish, before: Standing) -> tuple[Step, ...]:
         raise ConfigError(f"edge {edge} is new: a running world takes an edge at its next start")
     if not affected([edge], wish, before):
         return ()
-    if edge in before.alone:
-        return (Replace((edge,)), Ready((edge,)))
     return (Beside(edge),)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from core.config import World
 from core.errors import ConfigError
 from core.orders import OrderAsk
-from deploy.fleet import Fleet, WorldEnds
+from deploy.fleet import Fleet, WorldEnds, descendants
 from deploy.orders import Part, give
 from deploy.process import Process, describe_exit
 from deploy.releases import Release
@@ -32,8 +32,6 @@ from deploy.rollout.steps import (
 )
 from deploy.specs import Makings
 
-CREW_STOP_S = 30.0
-"""What an edge of several processes lets its answers go on, and a little more."""
 STOP_S = 15.0
 """What is idle ends at once; a router gives what it still has 10 s."""
 WATCH_EVERY_S = 0.5
@@ -161,7 +159,7 @@ class LocalStage:
         makings = {name: (self._before if back else self._after)[name] for name in names}
         changed = [name for name in names if self._made[name] is not makings[name]]
         running = [name for name in changed if name in self._fleet]
-        self._fleet.stop(running, CREW_STOP_S if self._is_edge(changed) else STOP_S)
+        self._fleet.stop(running, STOP_S)
         for name in changed:
             self._made[name] = makings[name]
         for name in running:  # the others are off for want of work, and are made so when they start
@@ -176,14 +174,24 @@ class LocalStage:
         making = (self._before if back else self._after)[edge]
         if self._made[edge] is making:
             return
+        described = making.world.topology.edge(edge)
         host = "127.0.0.1"
         with socket.create_server((host, 0)) as own:  # whoever answers here is the new one
-            spec = self._makings.spec(making.world, edge, making.release, (own,))
+            spec = self._makings.spec(making.world, edge, making.release, (own,), beside=True)
             process = self._fleet.start_beside(spec)
             base = f"http://{host}:{own.getsockname()[1]}"
+
+            def answers() -> bool:
+                self._lives(process)
+                if described.workers == 1:
+                    return self._asking.hears(base)
+                return self._asking.crew_hears(
+                    f"http://{described.listen}", descendants(process.pid), described.workers
+                )
+
             try:
                 self._asking.until(
-                    lambda: self._lives(process) and self._asking.hears(base),
+                    answers,
                     self._patience.ready_s,
                     else_=lambda: f"the new process of edge {edge} does not answer",
                 )
@@ -224,9 +232,6 @@ class LocalStage:
             self._has_joined(url, node.name) for node in region.nodes if node.name in self._fleet
         )
 
-    def _is_edge(self, names: Sequence[str]) -> bool:
-        return any(edge.name in names for edge in self._world.topology.edges)
-
     def _has_joined(self, router: str, name: str) -> bool:
         """The process that runs now, and not one before it that is not missed yet."""
         node = self._asking.node(router, name)
@@ -236,7 +241,9 @@ class LocalStage:
         """Raises ConfigError when it has ended."""
         if process.exit_code is None:
             return True
-        last = "\n".join(f"    {line}" for line in process.last_lines(4)) or "    (nothing)"
+        # A first process may answer meanwhile, and says so in the same file.
+        lines = [line for line in process.last_lines(60) if " skerry.request " not in line]
+        last = "\n".join(f"    {line}" for line in lines[-4:]) or "    (nothing)"
         raise ConfigError(
             f"{process.spec.kind} {process.spec.name} ended while starting, "
             f"{describe_exit(process.exit_code)}\n  the end of {process.spec.log}:\n{last}"

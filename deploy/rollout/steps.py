@@ -71,14 +71,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A second process of an edge on the same socket; the first ends with its last answer."""
+    """A second process (or crew) of an edge on the same port; the first ends with its last
+    answer."""
 
     edge: str
     back: bool = False
 
     def __str__(self) -> str:
         return (
-            f"start another process of edge {self.edge} on its socket{_as_before(self.back)}, wait "
+            f"start another process of edge {self.edge} on its port{_as_before(self.back)}, wait "
             "until it can answer, let the first end with its last answer"
         )
 

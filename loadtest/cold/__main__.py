@@ -87,11 +87,13 @@ def measure(rounds: int) -> tuple[list[Figure], dict[str, dict[str, list[float]]
     """Raises NotStarted."""
     firsts: list[float] = []
     starts: list[float] = []
+    pids: list[int] = []
     with tempfile.TemporaryDirectory() as folder, world(Path(folder), _TOPOLOGY) as here:
         for number in range(rounds):
-            until(lambda: here.node()["alive"] is False, OFF_S)
+            until(lambda: here.node()["alive"] is False and not alive(pids), OFF_S)
             firsts.append(here.ask(f"Question {number}: which berth is free?").first_s)
             starts.append(start_s(here))
+            pids.append(node_pid(here))
     back: list[float] = []
     with tempfile.TemporaryDirectory() as folder, world(Path(folder)) as here:
         for _ in range(rounds):
@@ -111,14 +113,37 @@ def measure(rounds: int) -> tuple[list[Figure], dict[str, dict[str, list[float]]
 
 def start_s(here: World) -> float:
     """Of the node that is up: from its process to its word that it has joined."""
-    pid = here.node()["pid"]
-    assert isinstance(pid, int)
+    pid = node_pid(here)
     log = here.slabs.parent / "logs" / "home-1.log"
     found = JOINED.findall(log.read_text(encoding="utf-8"))
-    if not found or not pid:
+    if not found:
         raise NotStarted(f"{log} does not say that the node has joined")
-    joined = datetime.fromisoformat(found[-1]).timestamp()
-    return joined - float(psutil.Process(pid).create_time())
+    return datetime.fromisoformat(found[-1]).timestamp() - born(pid)
+
+
+def node_pid(here: World) -> int:
+    """Raises NotStarted when the node is off."""
+    pid = here.node()["pid"]
+    if not isinstance(pid, int) or not pid:
+        raise NotStarted("the node is off again before it was looked at")
+    return pid
+
+
+def alive(pids: Sequence[int]) -> bool:
+    """Whether one of these is still on its way out; a node is started again only after that."""
+    return any(psutil.pid_exists(pid) for pid in pids)
+
+
+def born(pid: int) -> float:
+    """When a process began, in Unix seconds. psutil takes the start of the system in whole seconds,
+    by a clock that may have been set since: up to a second off, which is what is measured."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return float(psutil.Process(pid).create_time())
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
 
 
 if __name__ == "__main__":

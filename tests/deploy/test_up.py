@@ -49,6 +49,7 @@ def topology_file(tmp_path: Path, free_port: int) -> Path:
     ("shipped", "told"),
     [
         ("five-regions", "5 routers, 5 nodes, 3 edge processes: about 3.1 GB"),
+        ("on-demand", "1 routers, 0 nodes, 1 edge processes: about 0.2 GB"),
         ("sharded", "1 routers, 2 nodes of 5 ranks, 1 edge processes: about 2.1 GB"),
     ],
 )

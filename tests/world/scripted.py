@@ -7,10 +7,11 @@ stale or somebody else's shows as a failed request.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -64,12 +65,21 @@ def _region(name: str) -> config.Region:
 
 @contextmanager
 def scripted_world(
-    folder: Path, *, step_ms: float = 1.0, prefill_tokens_per_s: float = 4000.0
+    folder: Path,
+    *,
+    step_ms: float = 1.0,
+    prefill_tokens_per_s: float = 4000.0,
+    workers: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[LocalWorld]:
-    """The world, up, its lost processes started again after a tenth of a second."""
+    """The world, up, its lost processes started again after a tenth of a second. `workers`: of
+    edges that have several processes."""
     source = write_tiny_folder(folder / "tiny", context=CONTEXT)
     file = folder / "scripted.toml"
     described = topology(source, step_ms=step_ms, prefill_tokens_per_s=prefill_tokens_per_s)
+    edges = (
+        msgspec.structs.replace(edge, workers=workers.get(edge.name, 1)) for edge in described.edges
+    )
+    described = msgspec.structs.replace(described, edges=tuple(edges))
     file.write_text(toml_write.dump(described), encoding="utf-8")
     said: list[str] = []
     with run_world(

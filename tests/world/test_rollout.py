@@ -39,7 +39,10 @@ WORDS = "".join(f"{number} keepers of lights write a log. " for number in range(
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
-    with scripted_world(tmp_path_factory.mktemp("rollout"), step_ms=4.0) as running:
+    """One of its edges is of two processes."""
+    with scripted_world(
+        tmp_path_factory.mktemp("rollout"), step_ms=4.0, workers={"nyc": 2}
+    ) as running:
         yield running
 
 
@@ -104,7 +107,7 @@ def folders(world: LocalWorld) -> dict[str, str]:
     return {one.name: one.folder for one in seen(control_of(world.world.state))}
 
 
-def test_an_edge_and_a_region_are_replaced_under_twenty_streams(
+def test_edges_and_a_region_are_replaced_under_twenty_streams(
     world: LocalWorld, tmp_path: Path
 ) -> None:
     other = release_with(tmp_path, "regional/node/app.py", lambda text: text)
@@ -112,13 +115,14 @@ def test_an_edge_and_a_region_are_replaced_under_twenty_streams(
     with Callers(world) as callers:
         assert until(lambda: len(callers.answers) >= 10)
         deploy(world, "ams", again=True)
+        deploy(world, "nyc", again=True)
         deploy(world, "eu", release=str(other))
         seen_so_far = len(callers.answers)
         assert until(lambda: len(callers.answers) >= seen_so_far + 20)
     callers.check()
     after = pids(world)
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"ams", *EU}
+    assert changed == {"ams", "nyc", *EU}
     assert folders(world) == {name: str(other if name in EU else ROOT) for name in before}
 
 
@@ -204,7 +208,7 @@ def test_an_edge_that_does_not_start_leaves_the_first(world: LocalWorld, tmp_pat
         tmp_path, "edge/serving.py", lambda text: f"{text}\nraise SystemExit('no good')\n"
     )
     with Callers(world, 2) as callers, pytest.raises(ConfigError, match="no good"):
-        deploy(world, "nyc", release=str(broken))
+        deploy(world, "ams", release=str(broken))
     callers.check()
     assert pids(world) == before
 

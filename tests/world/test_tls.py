@@ -1,4 +1,4 @@
-"""A world whose processes speak TLS with each other: the whole path, and a rotation under streams."""
+"""A world whose processes speak TLS with each other: the whole path, a rotation under streams."""
 
 from __future__ import annotations
 

@@ -98,8 +98,6 @@ def test_what_has_not_changed_is_left_alone(unit: str) -> None:
 @pytest.mark.parametrize("more", [{"again": True}, {"release": THERE}])
 def test_an_edge_is_replaced_beside_itself(more: dict[str, Any]) -> None:
     assert plan(wish(TWO, "ams", **more), standing(TWO)) == (Beside("ams"),)
-    alone = standing(TWO, alone=frozenset({"ams"}))
-    assert plan(wish(TWO, "ams", **more), alone) == (Replace(("ams",)), Ready(("ams",)))
 
 
 def test_a_region_that_others_stand_in_for_is_replaced_at_once() -> None:
