@@ -132,6 +132,7 @@ async def _pair(request: web.Request, key: str, query: dict[str, str], now: floa
     try:
         value = await request.read()
     except web.HTTPRequestEntityTooLarge:
+        await request.release()  # who still writes would lose the connection, and never read this
         raise _Refused(413, f"A value is over the limit of {MAX_VALUE_BYTES} bytes") from None
     return Pair(key, value, metadata, expires)
 

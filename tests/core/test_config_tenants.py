@@ -90,6 +90,7 @@ def test_doors_are_closed_unless_the_topology_says_so() -> None:
         ('anonymous = "until-keys"', 'anonymous = "yes"', "known here: always, never, until-keys"),
         ("lease = 0.2", "lease = 1.5", "lease"),
         ("lease = 0.2", "lease = 0", "lease"),
+        ("lease = 0.2", 'redis = "cache:6379"', "budgets.redis: expected `str` matching"),
         ('= "allow"', '= "alow"', "known here: allow, refuse"),
         ("input = 0.1", "input = -0.1", "t:46: input: -0.1 is no price"),
         ("output = 3", 'output = "NaN"', "output: NaN is no price"),

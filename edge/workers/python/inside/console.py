@@ -78,14 +78,16 @@ def take_over() -> None:
 
 
 def stack_of(error: BaseException, root: str) -> str:
+    """What it says, and where."""
+    head = "".join(traceback.format_exception_only(error)).rstrip()
+    return f"{head}\n{places_of(error, root)}".rstrip()
+
+
+def places_of(error: BaseException, root: str) -> str:
     """From the Worker's own code on, with paths as its author knows them."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [one for one in frames if one.filename.startswith(root)]
-    head = "".join(traceback.format_exception_only(error)).rstrip()
-    if not own:
-        return head
-    listed = "".join(traceback.format_list(own)).replace(f'"{root}/', '"').rstrip()
-    return f"{head}\n{listed}"
+    return "".join(traceback.format_list(own)).replace(f'"{root}/', '"').rstrip()
 
 
 def _joined(values: tuple[Any, ...]) -> str:

@@ -133,7 +133,7 @@ class Worker:
             self._run(request, status)
 
     def _left_behind(self, error: BaseException) -> None:
-        console.say("error", f"waitUntil: {self._stack(error)}")
+        console.say("error", f"waitUntil: {console.stack_of(error, self._settings.root)}")
 
     def _run(self, request: Request, status: int, error: Exception | None = None) -> None:
         self._note(method=request.method.value, url=request.url, status=status, error=error)
@@ -142,13 +142,11 @@ class Worker:
         run: dict[str, Any] = {"outcome": "ok", **told}
         if error is not None:
             run["outcome"] = "exception"
+            places = console.places_of(error, self._settings.root)
             run["exceptions"] = [
-                {"name": type(error).__name__, "message": str(error), "stack": self._stack(error)}
+                {"name": type(error).__name__, "message": str(error), "stack": places}
             ]
         console.say("log", f"{self._settings.mark} {json.dumps(run)}")
-
-    def _stack(self, error: BaseException) -> str:
-        return console.stack_of(error, self._settings.root)
 
 
 def _end_if_full(error: BaseException) -> None:

@@ -152,6 +152,7 @@ async def test_all_in_one_process() -> None:
         (boom,) = (run.exceptions[0] for run in runs if run.url and run.url.endswith("/boom"))
         assert 'File "entry.py", line' in boom.stack
         assert "/edge/workers" not in boom.stack
+        assert boom.message not in boom.stack.splitlines()[0], "said twice in `tail`"
 
         assert (await http.get("/notes")).json() == [
             None, "1", "number", [1, 2], {"one": "1", "three": None}, ["one", "two"], True,
