@@ -3,7 +3,8 @@ none.
 
 First each edge is asked whether it is there, then each checks and starts the new version beside the
 one that is served, and only when all have done so do they change over, one after the other within
-milliseconds. Whoever fails on the way has nothing changed; those that changed before go back.
+milliseconds. When one fails on the way, those that changed before go back, and those that cannot be
+taken back are named.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class _Refusal(msgspec.Struct):
 
 
 class FleetError(SkerryError):
-    """An edge is down or refused; the message names it. Nothing has changed."""
+    """An edge is down or refused; the message names it, and what has changed if anything has."""
+
+
+class NoAnswer(FleetError):
+    """The edge may have done what it was asked: its answer never came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,13 @@ class Admin:
     def ask(
         self, method: str, path: str, body: bytes = b"", params: dict[str, str] | None = None
     ) -> bytes:
-        """Raises FleetError."""
+        """Raises FleetError, NoAnswer."""
         try:
             answer = self.client.request(
                 method, f"{self.base}{BASE}{path}", content=body, params=params
             )
         except httpx.HTTPError as error:
-            raise FleetError(
+            raise NoAnswer(
                 f"the edge {self.edge!r} does not answer at {self.base}"
                 f" ({str(error) or type(error).__name__})"
             ) from error
@@ -131,7 +136,7 @@ class Fleet:
 
     def _everywhere(self, name: str, stage: Callable[[Admin], bytes], *, how: str) -> str:
         staged: list[tuple[Admin, str]] = []
-        changed: list[tuple[Admin, str]] = []
+        begun = 0  # how many were asked to change over: the last of them may or may not have done so
         try:
             for admin in self.admins:
                 answer = msgspec.json.decode(stage(admin), type=Staged)
@@ -142,24 +147,43 @@ class Fleet:
                 raise FleetError(f"the edges differ in the version before ({told}); name one")
             for admin, version in staged:
                 body = msgspec.json.encode(Activate(version, how))
+                begun += 1
                 admin.ask("POST", f"/workers/{name}/active", body)
-                changed.append((admin, version))
         except BaseException as error:
-            self._back(name, staged, changed)
+            left = _back(name, staged, begun)
             if isinstance(error, FleetError):
-                raise FleetError(f"{str(error).rstrip('.')}. Nothing was changed") from error
+                raise FleetError(f"{str(error).rstrip('.')}. {_outcome(left)}") from error
             raise
         return staged[0][1]
 
-    def _back(
-        self, name: str, staged: list[tuple[Admin, str]], changed: list[tuple[Admin, str]]
-    ) -> None:
-        """Undo what was done, as far as an edge still answers."""
-        for admin, version in staged:
-            done = (admin, version) in changed
-            path = f"/workers/{name}/{'active' if done else 'staged'}/{version}"
-            with suppress(FleetError):
-                admin.ask("DELETE", path)
+
+def _back(name: str, staged: Sequence[tuple[Admin, str]], begun: int) -> list[str]:
+    """Undo what was done. Returns the edges that may serve the new version all the same."""
+    left: list[str] = []
+    for at, (admin, version) in enumerate(staged):
+        if at < begun:
+            try:
+                admin.ask("DELETE", f"/workers/{name}/active/{version}")
+                continue
+            except NoAnswer:
+                left.append(admin.edge)
+                continue
+            except FleetError:
+                if at < begun - 1:  # it said that it changed over, and will not go back
+                    left.append(admin.edge)
+                    continue
+        with suppress(FleetError):  # a version that is only staged serves nobody
+            admin.ask("DELETE", f"/workers/{name}/staged/{version}")
+    return left
+
+
+def _outcome(left: Sequence[str]) -> str:
+    if not left:
+        return "Nothing was changed"
+    return (
+        f"These edges could not be taken back and may serve the new version: {', '.join(left)}."
+        " Say `skerry worker versions` to see, then deploy or roll back once they answer"
+    )
 
 
 @contextmanager

@@ -23,6 +23,8 @@ class Edge:
     version: str = "v1"
     fails: tuple[str, str] = ("", "")
     down: bool = False
+    lost: str = ""  # the method after which it answers no more
+    served: bool = False
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def admin(self) -> Admin:
@@ -39,8 +41,15 @@ class Edge:
             return httpx.Response(200, content=msgspec.json.encode(PAGE))
         what = (request.method, path.removeprefix("/workers/w"))
         self.asked.append(what)
+        if self.lost == request.method and what[1].split("/")[1] == "active":
+            self.down = True
+            raise httpx.ReadError("cut")
         if self.fails == (request.method, what[1].split("/")[1]):
             return httpx.Response(400, json={"error": {"message": "no such luck"}})
+        if what[1].split("/")[1] == "active":
+            if request.method == "DELETE" and not self.served:
+                return httpx.Response(404, json={"error": {"message": "not served"}})
+            self.served = request.method == "POST"
         if "staged" in path and request.method != "DELETE":
             return httpx.Response(200, content=msgspec.json.encode(Staged(self.version)))
         return httpx.Response(204)
@@ -92,8 +101,19 @@ def test_one_that_fails_to_change_over_takes_the_others_back(act: Act) -> None:
     with pytest.raises(FleetError, match="no such luck"):
         act(Fleet([one.admin() for one in edges]))
     assert short(edges[0])[1:] == [("POST", "active"), ("DELETE", "active")]
-    assert short(edges[1])[1:] == [("POST", "active"), ("DELETE", "staged")]
+    assert short(edges[1])[1:] == [("POST", "active"), ("DELETE", "active"), ("DELETE", "staged")]
     assert short(edges[2])[1:] == [("DELETE", "staged")]
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("lost", ["POST", "DELETE"])
+def test_an_edge_that_cannot_be_taken_back_is_named(act: Act, lost: str) -> None:
+    """Cut off as it changed over, or as it was told to go back: which version it serves is open."""
+    edges = [Edge("a"), Edge("b", lost=lost), Edge("c", fails=("POST", "active"))]
+    with pytest.raises(FleetError, match="may serve the new version: b.") as told:
+        act(Fleet([one.admin() for one in edges]))
+    assert "Nothing was changed" not in str(told.value)
+    assert short(edges[0])[-1] == ("DELETE", "active")
 
 
 def test_edges_that_differ_want_a_version_to_be_named() -> None:
