@@ -10,7 +10,7 @@ SHARED ?= -n logical --maxprocesses 4 --dist loadgroup
 .PHONY: help demo up test soak load scenarios bench-load bench-admission bench-cold bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 demo: ## two edges, two regions, a real model: the idea in one minute
 	@$(PY) -m deploy.doctor

@@ -163,7 +163,7 @@ def explain(
         typer.Argument(help="The x-request-id of an answer; without it the last ones are listed."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="An edge; by default all of the running worlds.")
+        str | None, typer.Option("--edge", "--url", help="URL of one; by default all that run.")
     ] = None,
     state: Annotated[
         Path | None,

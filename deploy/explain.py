@@ -52,7 +52,7 @@ def find(bases: Sequence[str], name: str, secret: str | None) -> Story:
             continue
         if page.stories:
             return page.stories[0]
-    raise ConfigError("\n".join(dict.fromkeys(said)) or "no edge to ask; name one with --url")
+    raise ConfigError("\n".join(dict.fromkeys(said)) or "no edge to ask; name one with --edge")
 
 
 def newest(bases: Sequence[str], count: int, secret: str | None) -> list[Story]:

@@ -68,17 +68,20 @@ class Caller:
 
 
 class Door:
-    """`book` is asked each time, so that a revocation is seen as soon as the book has it."""
+    """`book` is asked each time, so that a revocation is seen as soon as the book has it. `look`
+    renews the book before a key is refused: one that was made this moment is good."""
 
     def __init__(
         self,
         topology: Topology,
         book: Callable[[], KeyBook],
         *,
+        look: Callable[[], None] = lambda: None,
         agents: Agents | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._book = book
+        self._look = look
         self._agents = agents or NoAgents()
         self._clock = clock
         self._anonymous = topology.access.anonymous
@@ -119,6 +122,9 @@ class Door:
         if key is None:
             raise Unauthorized("An API key is needed: send 'Authorization: Bearer KEY'.")
         found = self._book().check(key, self._clock())
+        if found is None and key_id(key) is not None:
+            self._look()
+            found = self._book().check(key, self._clock())
         if found is None:
             raise Unauthorized(f"The API key{_named(key)} is not valid.")
         caller = self._callers.get(found.tenant)

@@ -67,7 +67,7 @@ async def open_tenants(
             keepers.append(tasks.create_task(follower.run()))
         try:
             yield Tenants(
-                door=Door(topology, keyring.book, agents=agents, clock=clock),
+                door=Door(topology, keyring.book, look=keyring.look, agents=agents, clock=clock),
                 budgets=Budgets(
                     pool=pool, settings=topology.budgets, usage=usage, edge=edge, clock=clock
                 ),

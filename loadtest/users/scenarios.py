@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -36,6 +36,8 @@ from loadtest.users.verdicts import Check, region_loss, spike
 LIMITS = "\n[limits]\nqueue = 4\nhold = 4\nhold_s = 2.0\n"
 USERS = 4
 LOSS_SHARE = 0.4
+LOOK_S = 0.1
+"""Between two looks whether the lost region has a node again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,12 +69,14 @@ def run_region_loss(seconds: int) -> list[Check]:
     at_s = LOSS_SHARE * seconds
     with tempfile.TemporaryDirectory() as folder, world(_topology("two-regions", folder)) as edges:
         victim = _busiest(edges[0])
-        timer = threading.Timer(at_s, _kill_region, (edges[0], victim))
-        timer.start()
+        over = threading.Event()
+        killer = threading.Thread(target=_kill_region, args=(edges[0], victim, at_s, over))
+        killer.start()
         try:
             answers = _locust(edges, seconds, Path(folder))
         finally:
-            timer.cancel()
+            over.set()
+            killer.join()
     return region_loss(answers, at_s, victim, seconds)
 
 
@@ -117,19 +121,19 @@ def _busiest(edge: str) -> str:
     return nearest
 
 
-def _kill_region(edge: str, name: str) -> None:
-    """Its nodes by SIGKILL, over and over until the test ends: a supervisor starts them again."""
-    end = time.monotonic() + 60.0
-    while time.monotonic() < end:
-        page = httpx.get(f"{edge}/status", trust_env=False).json()
-        (region,) = [one for one in page["regions"] if one["name"] == name]
-        for node in (region["status"] or {}).get("nodes", []):
-            if node["alive"] and node["pid"]:
-                try:
-                    os.kill(node["pid"], signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-        time.sleep(1.0)
+def _kill_region(edge: str, name: str, after_s: float, over: threading.Event) -> None:
+    """Its nodes by SIGKILL, over and over until the test is over: a supervisor starts them again,
+    and what comes up may answer until the next look."""
+    pause_s = after_s
+    with httpx.Client(trust_env=False) as client:
+        while not over.wait(pause_s):
+            pause_s = LOOK_S
+            page = client.get(f"{edge}/status").json()
+            (region,) = [one for one in page["regions"] if one["name"] == name]
+            for node in (region["status"] or {}).get("nodes", []):
+                if node["alive"] and node["pid"]:
+                    with suppress(ProcessLookupError):
+                        os.kill(node["pid"], signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def region_loss(answers: Sequence[Answer], at_s: float, region: str, seconds: fl
     return [
         Check(f"nothing was lost but answers that had begun there: {len(lost)} were"
               f" ({_kinds(lost)}); {len(broken)} begun ones broke off", not lost),
-        Check(f"{len(after)} answers came from elsewhere afterwards", bool(after) and not there),
+        Check(f"{len(after) - len(there)} answers came from elsewhere afterwards,"
+              f" {len(there)} from there", bool(after) and not there),
         Check(f"share found in caches, {kept:.2f} of before (wanted {HITS_AFTER})",
               kept >= HITS_AFTER),
     ]  # fmt: skip

@@ -42,7 +42,19 @@ DAMAGES = pytest.mark.parametrize("damage", [_cut, _garbage, _half, Path.unlink]
 
 
 def door_of(keyring: Keyring) -> Door:
-    return Door(world("until-keys"), keyring.book, clock=lambda: NOW)
+    return Door(world("until-keys"), keyring.book, look=keyring.look, clock=lambda: NOW)
+
+
+def test_a_key_is_good_the_moment_it_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    keyring = Keyring(path)
+    door = door_of(keyring)
+    for _ in range(2):
+        key, record = new_key("acme", now=NOW)
+        with pytest.raises(Unauthorized):
+            door.authenticate(bearer(key))
+        append_new(path, [record])
+        assert door.authenticate(bearer(key)).name == "acme"
 
 
 @DAMAGES
