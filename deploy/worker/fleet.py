@@ -136,7 +136,7 @@ class Fleet:
 
     def _everywhere(self, name: str, stage: Callable[[Admin], bytes], *, how: str) -> str:
         staged: list[tuple[Admin, str]] = []
-        begun = 0  # how many were asked to change over: the last of them may or may not have done so
+        begun = 0  # so many were asked to change over; the last of them may not have done so
         try:
             for admin in self.admins:
                 answer = msgspec.json.decode(stage(admin), type=Staged)

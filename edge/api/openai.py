@@ -168,9 +168,8 @@ def unknown_model(topology: Topology, name: str) -> ModelNotFound:
     """The refusal of a model name, with the nearest one."""
     known = [*topology.models, *(a for m in topology.models.values() for a in m.aliases)]
     shown = name if len(name) <= 100 else name[:100] + "…"
-    return ModelNotFound(
-        f"The model {shown!r} does not exist.{nearest(shown, known)}", param="model"
-    )
+    hint = nearest(shown, known) or " GET /v1/models lists those that do."
+    return ModelNotFound(f"The model {shown!r} does not exist.{hint}", param="model")
 
 
 def _refuse_unsupported(body: ChatBody | CompletionBody) -> None:

@@ -23,7 +23,7 @@ from loadtest.edge.cast import NotStarted
 from loadtest.edge.rounds import quantile
 from loadtest.workers import cast
 from loadtest.workers.cast import Edge
-from loadtest.workers.rounds import DIRECT, WrongAnswer, calling, cold, looping
+from loadtest.workers.rounds import DIRECT, WrongAnswer, calling, cold, looping, spinning
 from loadtest.workers.scripts import PYTHON, SCRIPTS
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -116,20 +116,36 @@ def starts(
 def isolated(
     edge: Edge, options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]
 ) -> Figure:
-    """p99 of one Worker while another one loops, over its p99 in peace: by turns."""
+    """p99 of one Worker while another one loops, over its p99 in peace: by turns. The same beside
+    any process of the lowest priority says what of it is the machine's."""
     calm: list[float] = []
     beside: list[float] = []
+    control: list[float] = []
     with calling(edge.port) as caller:
+
+        def p99() -> float:
+            return quantile(caller.times("/w/asks/", options.calls * 2), 0.99)
+
         caller.times("/w/asks/", 50)
         for _ in range(options.rounds):
-            calm.append(quantile(caller.times("/w/asks/", options.calls * 2), 0.99))
+            calm.append(p99())
+            with spinning():
+                time.sleep(SETTLE_S)
+                control.append(p99())
             with looping(edge, "loops"):
                 time.sleep(SETTLE_S)
-                beside.append(quantile(caller.times("/w/asks/", options.calls * 2), 0.99))
+                beside.append(p99())
             time.sleep(cast.TURN_S + SETTLE_S)  # until the loop was ended
-    samples["a Worker's call, p99, ms"] = {"in peace": calm, "beside a loop": beside}
+    samples["a Worker's call, p99, ms"] = {
+        "in peace": calm,
+        "beside a loop": beside,
+        "beside any process at nice 19": control,
+    }
     ratio = median([one / other for one, other in zip(beside, calm, strict=True)])
-    about = f"{median(beside):.2f} against {median(calm):.2f} ms"
+    about = (
+        f"{median(beside):.2f} against {median(calm):.2f} ms; beside any process at nice 19"
+        f" {median(control):.2f} ms"
+    )
     say(f"p99 beside a loop: {ratio:.2f} × ({about})")
     return Figure("p99 of a Worker beside one that loops / in peace", ratio, "×", 1.1, 1.25, about)
 

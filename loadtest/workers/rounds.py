@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -85,3 +87,15 @@ def looping(edge: Edge, name: str) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+@contextmanager
+def spinning() -> Iterator[None]:
+    """A process that computes at the lowest priority, and has nothing to do with Workers."""
+    code = "import os\nos.nice(19)\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

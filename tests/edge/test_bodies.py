@@ -217,6 +217,12 @@ async def test_unknown_model(tmp_path: Path, stream: bool) -> None:
     assert "Did you mean '@cf/acme/tiny'?" in error["message"]
 
 
+async def test_a_model_that_is_like_no_other_names_where_they_are_listed(tmp_path: Path) -> None:
+    async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
+        answer = await edge.http.post(CHAT, json=chat() | {"model": "zzz"})
+    assert "GET /v1/models" in answer.json()["error"]["message"]
+
+
 async def test_what_is_accepted(tmp_path: Path) -> None:
     """Neutral values, nulls, parts, roles and limits as OpenAI takes them."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}

@@ -110,7 +110,7 @@ def test_one_that_fails_to_change_over_takes_the_others_back(act: Act) -> None:
 def test_an_edge_that_cannot_be_taken_back_is_named(act: Act, lost: str) -> None:
     """Cut off as it changed over, or as it was told to go back: which version it serves is open."""
     edges = [Edge("a"), Edge("b", lost=lost), Edge("c", fails=("POST", "active"))]
-    with pytest.raises(FleetError, match="may serve the new version: b.") as told:
+    with pytest.raises(FleetError, match=r"may serve the new version: b\.") as told:
         act(Fleet([one.admin() for one in edges]))
     assert "Nothing was changed" not in str(told.value)
     assert short(edges[0])[-1] == ("DELETE", "active")
