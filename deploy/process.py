@@ -81,7 +81,9 @@ class Process:
         self._pauses = pauses
         self._stopping = threading.Event()
         self._swap = threading.Lock()
-        self._popen = self._spawn("ab" if append else "wb")
+        if not append:
+            self.spec.log.write_bytes(b"")
+        self._popen = self._spawn()
         self._watcher = threading.Thread(target=self._watch, name=f"watch-{spec.name}")
         self._watcher.start()
 
@@ -123,10 +125,11 @@ class Process:
         with self._swap:
             self._popen.send_signal(number)  # does nothing once the process was waited for
 
-    def _spawn(self, mode: str) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         release = self.spec.release
         command = [release.python, "-m", "deploy.child", str(self._link), self.spec.module]
-        with self.spec.log.open(mode) as log:
+        # Two may write to it, while one takes the other's place: each line goes to its end.
+        with self.spec.log.open("ab") as log:
             return subprocess.Popen(
                 [*command, *self.spec.arguments],
                 stdin=subprocess.DEVNULL,
@@ -160,7 +163,7 @@ class Process:
                 if self._stopping.is_set():
                     self.exit_code = code
                     return
-                self._popen = self._spawn("ab")
+                self._popen = self._spawn()
                 self.since = time.time()
 
     def _reason(self) -> str:

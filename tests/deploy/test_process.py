@@ -144,6 +144,16 @@ def test_a_configuration_error_is_not_tried_again(
     assert until(lambda: said.all) == ["one refused to start: unknown key"]
 
 
+def test_two_that_write_to_one_log_lose_no_line(one_live: tuple[Process, Path]) -> None:
+    """An edge that takes another's place writes to its log beside it."""
+    process, _ = one_live
+    with process.spec.log.open("a", encoding="ascii") as log:
+        log.write("the last words of another\n")
+    process.kill(signal.SIGUSR1)
+    until(lambda: "unknown key" in process.last_lines())
+    assert "the last words of another" in process.last_lines()
+
+
 def test_pauses_grow_until_a_process_has_settled() -> None:
     pauses = Pauses(first_s=1, most_s=5, settled_s=30)
     seen, pause = [], 0.0

@@ -211,7 +211,10 @@ def test_bindings_as_cloudflare_documents_them(
     ]  # fmt: skip
 
     ai = client.get(f"{base}/ai").json()
-    assert ai[0] == "InferenceUpstreamError: 5007: The model 'nope' does not exist."
+    assert ai[0] == (
+        "InferenceUpstreamError: 5007: The model 'nope' does not exist. GET /v1/models lists those"
+        " that do."
+    )
     assert ai[1].startswith("InferenceUpstreamError: 8001: ")
     assert "bogus" in ai[1]
     assert ai[2].startswith("TypeError: AI.run: the option 'bogus' is not supported here")
