@@ -68,7 +68,7 @@ def test_a_good_machine_passes_everything() -> None:
         ({"memory_mb": 2000}, "memory", WARN, "TOPOLOGY=local"),
         ({"memory_mb": None}, "memory", WARN, "could not be read"),
         ({"disk_mb": 500}, "disk", FAIL, "make room"),
-        ({"disk_mb": 1400}, "disk", FAIL, ".venv takes 1.2 GB, 2.3 GB with what the tests need"),
+        ({"disk_mb": 1400}, "disk", FAIL, ".venv takes 1.2 GB, 2.9 GB with what the tests need"),
         ({"disk_mb": 500, "env_ready": True}, "disk", OK, "exists already"),
         ({"disk_mb": 5000, "gpu": "NVIDIA H200"}, "disk", WARN, "CUDA build"),
         ({"busy_ports": (8787,)}, "ports", WARN, "8787 in use"),
