@@ -72,23 +72,35 @@ def double(kind: str, name: str = "double") -> Iterator[Running]:
 def edge(region_port: int, folder: Path) -> Iterator[Running]:
     """Our edge as operators run it: metrics and logs on, one worker."""
     port = free_port()
-    for name in ("region", "fleet"):
+    command = edge_over(region_port, folder, port, settings="[limits]\nqueue = 1024")
+    url = f"http://{HOST}:{port}/readyz"
+    with started("skerry", command, folder / "edge.log", port, url) as running:
+        yield running
+
+
+def edge_over(
+    region_port: int, folder: Path, port: int, *, settings: str, more: Sequence[str] = ()
+) -> list[str]:
+    """The command of an edge in front of the double of a region, with its secrets and topology
+    written to `folder`. `settings`: tables of the topology; `more`: lines of its edge's."""
+    for name in ("region", "fleet", "admin"):
         secret = folder / f"{name}.secret"
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_hex(16), encoding="ascii")
+    lines = "\n".join(more)
     topology = folder / "edge.toml"
     topology.write_text(
         f"""
 version = 1
 [access]
 anonymous = "until-keys"
-[limits]
-queue = 1024
+{settings}
 [models.{MODEL}]
 source = "double.gguf"
 [[edges]]
 name = "measured"
 listen = "{HOST}:{port}"
+{lines}
 [[regions]]
 name = "double"
 http = "{HOST}:{region_port}"
@@ -100,10 +112,7 @@ model = "{MODEL}"
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "edge", "--topology", str(topology), "--state", str(folder)]
-    command += ["--name", "measured"]
-    url = f"http://{HOST}:{port}/readyz"
-    with started("skerry", command, folder / "edge.log", port, url) as running:
-        yield running
+    return [*command, "--name", "measured"]
 
 
 @contextmanager

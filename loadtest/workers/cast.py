@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import sys
 import time
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.edge.cast import PROJECT, NotStarted, free_port, started
+from loadtest.edge.cast import PROJECT, NotStarted, edge_over, free_port, started
 from loadtest.edge.clients import HOST
-from loadtest.edge.doubles import MODEL
 from loadtest.workers.scripts import Script, write
 
 IDLE_S = 3.0
@@ -91,38 +89,9 @@ class Edge:
 @contextmanager
 def edge(region_port: int, folder: Path) -> Iterator[Edge]:
     port, admin = free_port(), free_port()
-    for name in ("region", "fleet", "admin"):
-        secret = folder / f"{name}.secret"
-        secret.touch(mode=0o600)
-        secret.write_text(secrets.token_hex(16), encoding="ascii")
-    topology = folder / "edge.toml"
-    topology.write_text(
-        f"""
-version = 1
-[access]
-anonymous = "until-keys"
-[workers]
-idle_s = {IDLE_S}
-turn_s = {TURN_S}
-trusted = true
-[models.{MODEL}]
-source = "double.gguf"
-[[edges]]
-name = "measured"
-listen = "{HOST}:{port}"
-admin = "{HOST}:{admin}"
-[[regions]]
-name = "double"
-http = "{HOST}:{region_port}"
-[[regions.nodes]]
-name = "double-1"
-role = "combined"
-model = "{MODEL}"
-""",
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "edge", "--topology", str(topology), "--state", str(folder)]
-    command += ["--name", "measured"]
+    settings = f"[workers]\nidle_s = {IDLE_S}\nturn_s = {TURN_S}\ntrusted = true"
+    more = [f'admin = "{HOST}:{admin}"']
+    command = edge_over(region_port, folder, port, settings=settings, more=more)
     ready = f"http://{HOST}:{admin}/healthz"
     with started("skerry", command, folder / "edge.log", port, ready):
         yield Edge(port, admin, folder)
