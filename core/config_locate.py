@@ -5,12 +5,13 @@ TOML readers give no positions, so the line is found by walking the text's table
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+
+from core.nearest import did_you_mean
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -41,8 +42,7 @@ def explain(complaint: str, text: str, raw: dict[str, Any], root: type[msgspec.S
 
 
 def _nearest(given: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+    return did_you_mean(given, known, f"known here: {', '.join(sorted(known))}", cutoff=0.5)
 
 
 def _spelled(path: Path, complaint: str, raw: Any, root: type[msgspec.Struct]) -> Path:

@@ -10,6 +10,7 @@ import msgspec
 
 from core.errors import ConfigError
 from core.events import Placing
+from core.headers import SECRET_HEADER
 from core.story import Choice, Step, StepName, Story, StoryPage, Try, waterfall, worst
 from deploy.client import AskFailed, refusal, unreachable
 
@@ -142,7 +143,7 @@ def aligned(table: Sequence[tuple[str, ...]], first_number: int) -> Iterator[str
 
 
 def _page(base: str, path: str, secret: str | None) -> StoryPage:
-    headers = {} if secret is None else {"x-skerry-secret": secret}
+    headers = {} if secret is None else {SECRET_HEADER: secret}
     try:
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             answer = client.get(base.rstrip("/") + path, headers=headers)

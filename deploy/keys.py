@@ -12,6 +12,7 @@ from core.config import World
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from core.keys import KeyBook, Revoked, append_new, as_lines, new_key, parse_lines, read_book
+from core.nearest import did_you_mean
 
 DAY_S = 86_400
 
@@ -91,8 +92,7 @@ def book_of(world: World) -> KeyBook:
 def _known_tenant(world: World, name: str) -> None:
     known = sorted(set(world.topology.tenants) - {ANONYMOUS})
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+        hint = did_you_mean(name, known, f"known: {', '.join(known) or 'none'}")
         raise ConfigError(f"{world.path}: no tenant is named {name!r}; {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,11 +12,12 @@ import msgspec
 
 from core.config import Topology, World, load
 from core.errors import ConfigError
+from core.headers import SECRET_HEADER
+from core.nearest import did_you_mean
 from core.orders import ORDERS_PATH, OrderAsk, Orders
 from deploy.inside import client, router_url
 from deploy.state import current_of
 
-SECRET_HEADER = "x-skerry-secret"
 TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 POLL_S = 0.3
 
@@ -61,8 +61,7 @@ def part_of(topology: Topology, name: str) -> Part:
         *(region.name for region in topology.regions),
         *(node.name for region in topology.regions for node in region.nodes),
     ]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+    hint = did_you_mean(name, known, f"there are: {', '.join(known)}")
     raise ConfigError(f"nothing is named {name!r}; {hint}")
 
 

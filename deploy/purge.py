@@ -7,7 +7,6 @@ and the keys stay.
 
 from __future__ import annotations
 
-import difflib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,12 +18,13 @@ import msgspec
 from core.config import World, load
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
+from core.headers import SECRET_HEADER
+from core.nearest import did_you_mean
 from core.purge import PURGE_PATH, FilesPurged, NodePurged, PurgeAsk, RegionPurged
 from deploy.inside import client, router_url
 from deploy.process import with_sources
 from deploy.state import current_of
 
-SECRET_HEADER = "x-skerry-secret"
 TIMEOUT = httpx.Timeout(90.0, connect=5.0)
 """A node gives its steps a minute to end."""
 FILES_S = 300.0
@@ -58,8 +58,7 @@ def namespace_of(world: World, tenant: str, *, shared: bool) -> str:
     has not been asked for."""
     topology = world.topology
     if tenant != ANONYMOUS and tenant not in topology.tenants:
-        near = difflib.get_close_matches(tenant, topology.tenants, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(topology.tenants)}"
+        hint = did_you_mean(tenant, topology.tenants, f"it has: {', '.join(topology.tenants)}")
         raise ConfigError(f"{world.path} has no tenant {tenant!r}; {hint}")
     namespace = topology.namespace_of(tenant)
     others = [

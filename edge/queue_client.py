@@ -18,6 +18,7 @@ import msgspec
 from core.batches import BatchState, Owed, OwedPage, QueueReply, Submission, Written
 from core.errors import IncompleteStream, RegionUnavailable, VersionSkew, from_fault
 from core.events import Fault
+from core.headers import SECRET_HEADER, WIRE_HEADER
 from core.types import WIRE_VERSION, ModelName, RegionName
 from edge.routing.view import RegionView
 
@@ -83,7 +84,7 @@ class HttpQueueClient:
         self._name = name
         self._base = f"{scheme}://{address}/internal/v1/"
         self._session = session
-        self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
+        self._headers = {SECRET_HEADER: secret.decode(), WIRE_HEADER: _WIRE}
         self._delay_s = delay_s
 
     async def submit(self, batch: Submission) -> BatchState:

@@ -27,6 +27,7 @@ from core.errors import (
     VersionSkew,
 )
 from core.events import Event, event_decoder
+from core.headers import SECRET_HEADER, WIRE_HEADER
 from core.naps import Nap
 from core.status import Told, status_decoder
 from core.tls import Credentials
@@ -94,7 +95,7 @@ class HttpRegionClient:
         self._base = f"{session.scheme}://{address}/internal/v1"
         self._streams = session.streams
         self._session = session.http
-        self._headers = {"x-skerry-secret": secret.decode(), "x-skerry-wire": _WIRE}
+        self._headers = {SECRET_HEADER: secret.decode(), WIRE_HEADER: _WIRE}
         lines = [f"{name}: {value}" for name, value in self._headers.items()]
         self._head = "\r\n".join(
             ["POST /internal/v1/generate HTTP/1.1", f"host: {address}", *lines, "content-length: "]
@@ -225,7 +226,7 @@ def _refusal(name: RegionName, status: int, headers: Mapping[str, str]) -> Reque
         return RegionUnavailable(f"region {name} refuses this edge's secret")
     if status != 200:
         return RegionUnavailable(f"region {name} answered {status}")
-    wire, kind = headers.get("x-skerry-wire"), headers.get("content-type")
+    wire, kind = headers.get(WIRE_HEADER), headers.get("content-type")
     if wire != _WIRE or kind != _FRAMES:
         return VersionSkew(f"region {name} speaks wire {wire}, {kind}; not {_WIRE}")
     return None

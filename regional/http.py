@@ -23,6 +23,7 @@ from core.errors import (
     to_fault,
 )  # fmt: skip
 from core.events import encode_frame
+from core.headers import SECRET_HEADER, WIRE_HEADER
 from core.metrics import CONTENT_TYPE
 from core.status import as_json
 from core.types import WIRE_VERSION, GenerateRequest, RequestId
@@ -32,8 +33,6 @@ from regional.status import PrefixesSeen, Publisher
 log = logging.getLogger("skerry.http")
 
 FRAMES = "application/x-skerry-frames"
-WIRE_HEADER = "x-skerry-wire"
-SECRET_HEADER = "x-skerry-secret"
 BODY_SLACK = 64 << 10
 """A request's own fields beside the text that the edge has measured."""
 

@@ -10,11 +10,11 @@ import msgspec
 
 from core.config import Topology, World
 from core.errors import ConfigError
+from core.headers import SECRET_HEADER
 from core.orders import ORDERS_PATH, Orders
 from core.status import NodeStatus
 from deploy.fleet import WorldEnds
 from deploy.inside import router_url
-from deploy.orders import SECRET_HEADER
 from deploy.ready import router_view
 from deploy.rollout.steps import Kind
 from deploy.status import EdgeView

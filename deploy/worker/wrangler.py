@@ -6,7 +6,6 @@ which is not here with its name: nothing is left out without a word.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -19,6 +18,7 @@ import msgspec
 
 from core.config_locate import explain, line_of
 from core.errors import ConfigError, WorkerRefused
+from core.nearest import did_you_mean
 from deploy.worker.wrangler_keys import (
     HARMLESS,
     NOT_INHERITED,
@@ -173,8 +173,8 @@ def _check_keys(file: Path, text: str, table: Mapping[str, Any], path: tuple[str
                 " this Worker on Cloudflare"
             )
         if key not in _KNOWN or (key == "env" and path):
-            near = difflib.get_close_matches(key, [*_KNOWN, *UNSUPPORTED], n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_KNOWN)}"
+            every = f"known here: {', '.join(_KNOWN)}"
+            hint = did_you_mean(key, [*_KNOWN, *UNSUPPORTED], every, cutoff=0.5)
             raise ConfigError(f"{where} unknown key {dotted!r}; {hint}")
 
 

@@ -13,6 +13,7 @@ from litestar import Request
 
 from core.address import is_loopback
 from core.errors import Forbidden
+from core.headers import SECRET_HEADER
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "x-skerry-worker")
 
@@ -30,7 +31,7 @@ def is_near(request: _Request) -> bool:
 
 
 def has_secret(request: _Request, secret: bytes) -> bool:
-    given = request.headers.get("x-skerry-secret", "").encode("latin-1")
+    given = request.headers.get(SECRET_HEADER, "").encode("latin-1")
     return hmac.compare_digest(given, secret)
 
 

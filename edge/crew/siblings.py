@@ -10,6 +10,7 @@ from typing import Protocol
 
 import aiohttp
 
+from core.headers import SECRET_HEADER
 from edge.crew.seat import Seat
 
 PATIENCE_S = 2.0
@@ -42,7 +43,7 @@ class SocketSiblings:
             for number in range(1, seat.of + 1)
             if number != seat.number
         }
-        self._headers = {"x-skerry-secret": secret.decode()}
+        self._headers = {SECRET_HEADER: secret.decode()}
 
     async def ask(self, path: str) -> dict[int, bytes]:
         bodies = await asyncio.gather(*(self._one(path, where) for where in self._sockets.values()))

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from core.errors import ConfigError
+from core.headers import SECRET_HEADER
 from core.keys import append_new, mark, parse_lines
 from edge.tenants.keyring import LOOK_S
 
@@ -21,7 +22,6 @@ _log = logging.getLogger("skerry.keys")
 
 ASK_S = 2.0
 PATH = "/internal/v1/keys"
-SECRET = "x-skerry-secret"
 MADE = "x-skerry-keys-made"
 """Header of an answer: there were keys once, though the list may be empty."""
 
@@ -35,7 +35,7 @@ class Follower:
         self._url = f"http://{address}{PATH}"
         self._path = path
         self._client = client
-        self._headers = {SECRET: secret.decode()}
+        self._headers = {SECRET_HEADER: secret.decode()}
         self._etag = ""
         self._reached = True
 

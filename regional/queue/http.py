@@ -16,10 +16,10 @@ from core.errors import (
     VersionSkew,
     to_fault,
 )  # fmt: skip
+from core.headers import WIRE_HEADER
 from core.types import WIRE_VERSION
 from regional.queue.kept import KeptQueue
 
-WIRE_HEADER = "x-skerry-wire"
 _BYTES_PER_ITEM = 4096
 """What a request may weigh here beyond its JSON: our own fields, a seed, a chain of hashes."""
 MAX_BODY_ITEMS = 1024
