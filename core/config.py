@@ -10,27 +10,27 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from core.config_check import complaints, not_finite
 from core.config_locate import explain, line_of
-from core.config_scale import Scale
+from core.config_models import Model, Scripted
+from core.config_regions import DiskTier, Node, Pool, Region, Router
 from core.config_secrets import read_secret
-from core.config_tenants import ANONYMOUS, Access, Budgets, Price, Tenant
+from core.config_tenants import ANONYMOUS, Access, Budgets, Tenant
+from core.config_types import Amount, Count, Name, Positive, Seconds
 from core.config_workers import Workers
 from core.errors import ConfigError
-from core.parallel import ModelNumbers, Plan
-from core.types import BLOCK_TOKENS, ModelName, RegionName, Role
+from core.types import ModelName, RegionName
+
+__all__ = [
+    "DiskTier", "Edge", "EdgeTls", "Limits", "Model", "Node", "Observe", "Pool", "Region", "Router",
+    "Routing", "Scripted", "Secrets", "Ssh", "Tls", "Topology", "World", "load", "parse", "read",
+]  # fmt: skip
 
 VERSION = 1
-
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Seconds = Annotated[float, msgspec.Meta(gt=0)]
-_Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,13 +54,13 @@ class Secrets(_Section, frozen=True):
 
 
 class Routing(_Section, frozen=True):
-    depth: _Positive = 2
+    depth: Positive = 2
     """Blocks of 512 bytes of prompt text that make the route key."""
-    short_prompt_bytes: _Count = 1024
+    short_prompt_bytes: Count = 1024
     """A prompt below this is answered by the nearest region: reading it again is cheaper than
     travelling."""
     load_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 1.5
-    load_margin_s: _Amount = 10.0
+    load_margin_s: Amount = 10.0
     """A region is full above max(load_ratio × mean, mean + load_margin_s) seconds of work."""
     expose_nodes: bool = False
     """Answer with x-skerry-prefill and x-skerry-decode."""
@@ -71,60 +71,38 @@ class Routing(_Section, frozen=True):
 
 
 class Limits(_Section, frozen=True):
-    body_bytes: _Positive = 8 << 20
-    body_s: _Seconds = 60.0
+    body_bytes: Positive = 8 << 20
+    body_s: Seconds = 60.0
     """A body has to be complete within this."""
-    head_s: _Seconds = 20.0
+    head_s: Seconds = 20.0
     """A request's first line and headers have to be complete within this."""
-    deadline_s: _Seconds = 600.0
-    queue: _Positive = 256
+    deadline_s: Seconds = 600.0
+    queue: Positive = 256
     """Requests that may wait in one region before it refuses."""
-    hold: _Count = 256
+    hold: Count = 256
     """Requests that an edge process may hold while every region refuses; 0 holds none."""
-    hold_s: _Seconds = 20.0
+    hold_s: Seconds = 20.0
     """How long one of them may be held."""
-    lease_s: _Seconds = 30.0
+    lease_s: Seconds = 30.0
     """A KV ticket without renewal is void after this."""
-    heartbeat_s: _Seconds = 1.0
+    heartbeat_s: Seconds = 1.0
     """Node to router; three missed ones and the node is lost."""
 
 
-class Scripted(_Section, frozen=True):
-    step_ms: _Amount = 0.0
-    prefill_tokens_per_s: _Amount = 0.0
-    repeat: bool = False
-    block_bytes: _Positive = 4096
-    layers: _Positive = 1
-    kv_heads: _Positive = 1
-    """What plans can split: each layer and head has its share of a block."""
+class EdgeTls(_Section, frozen=True):
+    """Files in PEM, relative to the state folder; looked at again every few seconds, so that what
+    renews them has nothing to restart."""
 
-    @property
-    def numbers(self) -> ModelNumbers:
-        """As if it were a model."""
-        many = 1 << 16
-        return ModelNumbers(self.layers, 12 * self.kv_heads, self.kv_heads, many, many)
-
-
-class Model(_Section, frozen=True):
-    source: str
-    """`package:NAME` (a Python package that carries one GGUF file) or a path to a GGUF file or a
-    folder of safetensors; relative paths start at the topology file."""
-    aliases: tuple[str, ...] = ()
-    context: _Positive | None = None
-    """Tokens of prompt and answer together; the model's own limit when absent."""
-    engine: Literal["torch", "scripted"] = "torch"
-    """torch, or scripted: no weights, plays the prompt back (rehearsals and fault tests)."""
-    scripted: Scripted | None = None
-    residency: tuple[str, ...] = ()
-    """The regions that may see its prompts; all when empty."""
-    price: Price | None = None
+    certificate: str
+    """The edge's own first, then those that lead to its authority."""
+    key: str
 
 
 class Edge(_Section, frozen=True):
-    name: _Name
+    name: Name
     listen: str = "127.0.0.1:8787"
     place: str = ""
-    round_trip_ms: dict[str, _Amount] = {}
+    round_trip_ms: dict[str, Amount] = {}
     """To each region; the nearest one is the smallest."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Processes on the one address."""
@@ -133,80 +111,29 @@ class Edge(_Section, frozen=True):
     lets any. None by default: a page could else use what only this machine may."""
     admin: str | None = None
     """Where `skerry worker` comes in; without it this edge has no Workers."""
-
-
-class DiskTier(_Section, frozen=True):
-    """What two requests have used of a node's KV cache stays on disk, encrypted, over restarts."""
-
-    bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 2 << 30
-    """The file never grows beyond it."""
-    path: str = "tiers"
-    """A folder; relative to the state folder."""
-
-
-class Node(_Section, frozen=True):
-    name: _Name
-    role: Role
-    model: str
-    host: str = "127.0.0.1"
-    """Where the KV data socket listens; its port is chosen by the system and told in tickets."""
-    transports: tuple[Literal["shared_memory", "tcp", "mooncake"], ...] = ("shared_memory", "tcp")
-    """How KV may reach this node and leave it, the preferred way first. A transfer goes the first
-    way of its sender that its receiver lists too; shared memory joins processes of one host."""
-    threads: _Positive = 1
-    kv_tokens: Annotated[int, msgspec.Meta(ge=2 * BLOCK_TOKENS)] = 16384
-    max_sequences: _Positive = 32
-    max_step_tokens: _Positive = 512
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` is the CPU: a GPU is used where one asks for it."""
-    gpus: tuple[_Count, ...] = ()
-    """With device "cuda": which of each host's CUDA devices its ranks take, one each, in order; the
-    first ones when absent. Two nodes on one machine must not name the same."""
-    parallel: Plan = Plan()
-    """How the model is split over processes; one process when absent."""
-    disk_tier: DiskTier | None = None
-    """None when absent: whether prompts may leave a trace on a disk is for the operator to say."""
-    host_tier_bytes: _Count = 0
-    """Of host memory beside the pool, for the same blocks: for nodes that compute on a device."""
-    speculate: bool = True
-    """Guess what repeats and check several tokens in one pass, where that is faster. The text is
-    the same either way."""
-
-
-class Router(_Section, frozen=True):
-    http: str = "127.0.0.1:0"
-    grpc: str = "127.0.0.1:0"
-
-
-class Region(_Section, frozen=True):
-    name: _Name
-    nodes: tuple[Node, ...]
-    http: str = "127.0.0.1:0"
-    """Where edges come in; port 0 lets `skerry up` choose a free one."""
-    grpc: str = "127.0.0.1:0"
-    """Where this region's nodes come in."""
-    place: str = ""
-    weight: _Positive = 100
-    split_min_tokens: _Count = 256
-    """A remainder of a prompt below this is read by the decode node itself, whatever the measured
-    rates say; 0 leaves it to them."""
-    routers: tuple[Router, ...] = ()
-    """Further routers beside the one at `http` and `grpc`: nodes join all, edges use all."""
-    scale: dict[str, Scale] = {}
-    """By model: how many of its nodes run. All do, always, where it is not named."""
-
-    @property
-    def doors(self) -> tuple[tuple[str, Router], ...]:
-        """All of its routers by the names of their processes: the region's own, then NAME.2 …"""
-        further = ((f"{self.name}.{n}", one) for n, one in enumerate(self.routers, start=2))
-        return (self.name, Router(self.http, self.grpc)), *further
+    tls: EdgeTls | None = None
+    """Callers speak https with it."""
+    ssh: str | None = None
+    """The host that `skerry deploy --target ssh` puts it on: `USER@HOST`, or a name of the
+    operator's SSH configuration."""
 
 
 class Observe(_Section, frozen=True):
     otlp: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/]+")] | None = None
     """Base URL of an OpenTelemetry collector (OTLP over HTTP, port 4318 usually): edges send it the
     spans of every request."""
+
+
+class Ssh(_Section, frozen=True):
+    """How `skerry deploy --target ssh` leaves things on the hosts that it is given."""
+
+    folder: str = "/opt/skerry"
+    """Releases, topologies, and the state folder below it; its user's own."""
+    python: str = "python3"
+    """3.11 or 3.12 there, for the environment of each release."""
+    config: str | None = None
+    """A file of the operator's SSH configuration, relative to the topology file, instead of the
+    usual one."""
 
 
 class Tls(_Section, frozen=True):
@@ -228,11 +155,12 @@ class Topology(_Section, frozen=True):
     residency: dict[str, tuple[str, ...]] = {}
     """Namespace → the regions that may see its prompts; one that is not here may use all."""
     access: Access = Access()
-    tenants: dict[_Name, Tenant] = {}
+    tenants: dict[Name, Tenant] = {}
     budgets: Budgets = Budgets()
     workers: Workers = Workers()
     observe: Observe = Observe()
     tls: Tls = Tls()
+    ssh: Ssh = Ssh()
     currency: str = "USD"
 
     def residency_of(self, namespace: str, model: str) -> frozenset[RegionName] | None:
