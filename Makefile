@@ -69,7 +69,7 @@ load: ## two minutes of Locust users against two-regions.toml: a report, and an 
 	@$(PY) -m deploy.setup_env --load
 	@$(PYTHON) -m loadtest.users $(ARGS)
 
-scenarios: ## a spike and the loss of a region, each with a verdict (ARGS="spike --seconds 60")
+scenarios: ## a spike, a lost region, a rolling deploy, a cold model, each with a verdict (ARGS="spike --seconds 60")
 	@$(PY) -m deploy.setup_env --load
 	@$(PYTHON) -m loadtest.users.scenarios $(ARGS)
 
@@ -81,7 +81,7 @@ bench-admission: ## keys, limits, usage: 10,000 requests, 3 edges × 2 processes
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.admission $(ARGS)
 
-bench-cold: ## a request for a model whose node is off; a killed node until it is ready (ARGS="--quick")
+bench-cold: ## a request for a model whose node is off; a killed node; two models in one place (ARGS="--quick")
 	@$(PY) -m deploy.setup_env
 	@$(PYTHON) -m loadtest.cold $(ARGS)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from core.config_tenants import ANONYMOUS, Access, Budgets, Tenant
 from core.config_types import Amount, Count, Name, Positive, Seconds
 from core.config_workers import Workers
 from core.errors import ConfigError
+from core.log import Form
 from core.types import ModelName, RegionName
 
 __all__ = [
@@ -117,23 +118,36 @@ class Edge(_Section, frozen=True):
     """The host that `skerry deploy --target ssh` puts it on: `USER@HOST`, or a name of the
     operator's SSH configuration."""
 
+    @property
+    def url(self) -> str:
+        """Where it is asked."""
+        return f"{'http' if self.tls is None else 'https'}://{self.listen}"
+
 
 class Observe(_Section, frozen=True):
     otlp: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/]+")] | None = None
-    """Base URL of an OpenTelemetry collector (OTLP over HTTP, port 4318 usually): edges send it the
-    spans of every request."""
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP, port 4318 usually): every process
+    sends it its spans of each request."""
+    log: Form = "text"
+    """How processes write their logs: lines for people, or an object of JSON each."""
 
 
 class Ssh(_Section, frozen=True):
     """How `skerry deploy --target ssh` leaves things on the hosts that it is given."""
 
     folder: str = "/opt/skerry"
-    """Releases, topologies, and the state folder below it; its user's own."""
+    """Releases, topologies, and the state folder below it; its user's own. Relative to the user's
+    home."""
     python: str = "python3"
     """3.11 or 3.12 there, for the environment of each release."""
     config: str | None = None
     """A file of the operator's SSH configuration, relative to the topology file, instead of the
     usual one."""
+    manager: Literal["auto", "system", "user"] = "auto"
+    """Whose systemd keeps the processes; auto: the system's for root, else the user's own."""
+    packages: Literal["own", "host"] = "own"
+    """What a release consists of. host: only Skerry itself is put there, and what it needs is taken
+    from the environment of `python`, as in an image with PyTorch for its GPU."""
 
 
 class Tls(_Section, frozen=True):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from core.address import is_loopback, split_address
 from core.config_locate import Path, Step
+from core.config_pools import device_complaints, pool_complaints
 from core.config_scale import scale_complaints
 from core.config_secrets import split_reference
 from core.config_tenants import tenant_complaints
@@ -147,6 +148,8 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
                 yield Complaint((*path, "transports"), f"node {node.name!r}: {why}")
         for below, what in scale_complaints(region):
             yield Complaint(("regions", place, "scale", *below), what)
+        for under, what in (*pool_complaints(region), *device_complaints(region)):
+            yield Complaint(("regions", place, *under), what)
         for model in sorted({node.model for node in region.nodes}):
             roles = {node.role for node in region.nodes if node.model == model}
             if roles == {Role.PREFILL}:
@@ -176,12 +179,15 @@ def _bad_addresses(topology: Topology) -> Iterator[Complaint]:
         except ConfigError as error:
             yield Complaint(path, f"{owner}: {error}")
             continue
-        guarded = topology.tls.inside and path[0] == "regions"
+        guarded = path[0] == "regions" and topology.tls.inside
+        if path[0] == "edges" and path[-1] == "listen":
+            guarded = topology.edges[int(path[1])].tls is not None
         if not (guarded or topology.routing.network_trusted or is_loopback(host)):
             yield Complaint(
                 path,
                 f"{owner} listens on {address}, in plaintext and without keys; keep to loopback, "
-                "say `[tls] inside = true` (regions and nodes), "
+                "say `[tls] inside = true` (regions and nodes), give an edge a certificate for "
+                "its callers (tls = { certificate, key }), "
                 "or set routing.network_trusted = true where the network keeps others out",
             )
 

@@ -43,12 +43,16 @@ def at_first(region: Region) -> Mapping[tuple[str, str], int]:
 
 
 def first_nodes(
-    region: Region, wanted: Mapping[tuple[str, str], int], resting: Collection[str] = ()
+    region: Region,
+    wanted: Mapping[tuple[str, str], int],
+    resting: Collection[str] = (),
+    here: Collection[str] = (),
 ) -> Iterator[Node]:
-    """The nodes that should run: of each model and role so many, the first ones of the topology
-    that do not rest; all of what `wanted` does not name."""
+    """The nodes that should run: of each model and role so many, those that do not rest before
+    those that do, those that are `here` already before others, the first ones of the topology; all
+    of what `wanted` does not name."""
     seen: Counter[tuple[str, str]] = Counter()
-    for node in sorted(region.nodes, key=lambda one: one.name in resting):
+    for node in sorted(region.nodes, key=lambda one: (one.name in resting, one.name not in here)):
         key = node.model, node.role
         seen[key] += 1
         if key not in wanted or seen[key] <= wanted[key]:

@@ -41,7 +41,8 @@ class Access(_Section, frozen=True):
     keys: str = "keys.jsonl"
     """The key file, relative to the state folder; edges that share the folder share it."""
     keys_from: str | None = None
-    """HOST:PORT of an edge whose key list this world's edges follow besides their own file."""
+    """HOST:PORT, or URL, of an edge whose key list this world's edges follow besides their own
+    file."""
 
 
 class Tenant(_Section, frozen=True):

@@ -23,6 +23,8 @@ class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again."""
     turn_s: _Seconds = 5.0
     """A Worker that holds its thread for so long is ended and started again."""
+    rest_s: _Seconds = 60.0
+    """A Worker that is ended again and again is not started for at most so long after each end."""
     answer_s: _Seconds = 120.0
     """The head of an answer has to come within this."""
     concurrency: _Positive = 256

@@ -37,6 +37,7 @@
             ├── VersionSkew            502 version_skew
             ├── DeadlineExceeded       504 deadline_exceeded
             ├── WorkerFailed           500 worker_failed      a script of an application's
+            ├── WorkerResting          503 worker_resting     one that was ended too often
             └── InternalError          500 internal_error
 
 `code` is stable: it is the wire code, the metric label and the OpenAI `error.code`;
@@ -258,6 +259,12 @@ class WorkerFailed(ServiceError):
     """A Worker threw, ended or said nothing; what it said itself is for its `tail` alone."""
 
     code, http_status, grpc_code, cloudflare_code = "worker_failed", 500, "ABORTED", 1101
+
+
+class WorkerResting(ServiceError):
+    """A Worker that was ended again and again for what it does, and is not started for a while."""
+
+    code, http_status, grpc_code, cloudflare_code = "worker_resting", 503, "UNAVAILABLE", 1102
 
 
 class InternalError(ServiceError):

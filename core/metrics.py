@@ -16,6 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from core.status import RegionStatus, TierStatus
+from core.telemetry import PROVIDER
+from core.types import Usage
 
 SEEN_BY_ALL = frozenset({"skerry_edge_region_up"})
 """What every worker process of an edge sees of the same world: not added up over them."""
@@ -105,6 +107,16 @@ class StatusCollector(Collector):
         yield from (between, busy, bubble, *tiers.families)
 
 
+def watch_certificate(registry: CollectorRegistry, left_s: Callable[[], float]) -> None:
+    """Of an edge that speaks https: read when asked for, also below 0."""
+    gauge = Gauge(
+        "skerry_edge_certificate_left_seconds",
+        "Until the certificate that an edge shows its callers ends.",
+        registry=registry,
+    )
+    gauge.set_function(left_s)
+
+
 class TierFamilies:
     """What nodes keep below their pools' memory, by region, node and tier."""
 
@@ -142,6 +154,67 @@ class TierFamilies:
                 self._events.add_metric([*where, event], count)
 
 
+class GenAiMetrics:
+    """An edge's requests under OpenTelemetry's names, with the buckets of its conventions for
+    generative AI; observed once a request."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+        self._duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "OpenTelemetry's gen_ai.server.request.duration: whole requests.",
+            (*labels, "error_type"),
+            buckets=tuple(0.01 * 2**step for step in range(14)),
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "OpenTelemetry's gen_ai.server.time_to_first_token.",
+            labels,
+            buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
+                     5.0, 7.5, 10.0),
+            registry=registry,
+        )  # fmt: skip
+        self._per_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "OpenTelemetry's gen_ai.server.time_per_output_token: after the first one.",
+            labels,
+            buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+            registry=registry,
+        )
+        self._tokens = Histogram(
+            "gen_ai_client_token_usage",
+            "OpenTelemetry's gen_ai.client.token.usage: tokens of whole answers, input or output.",
+            (*labels, "gen_ai_token_type"),
+            buckets=tuple(4.0**step for step in range(14)),
+            registry=registry,
+        )
+
+    def ended(
+        self,
+        operation: str,
+        model: str,
+        error: str,
+        *,
+        seconds: float,
+        first_s: float | None,
+        usage: Usage | None,
+    ) -> None:
+        """`error`: a code, empty where all went well. `first_s`: to the first piece of the answer.
+        `usage`: of a whole answer."""
+        labels = operation, PROVIDER, model
+        self._duration.labels(*labels, error).observe(seconds)
+        if first_s is not None:
+            self._first_token.labels(*labels).observe(first_s)
+        if usage is None:
+            return
+        self._tokens.labels(*labels, "input").observe(usage.prompt_tokens)
+        self._tokens.labels(*labels, "output").observe(usage.completion_tokens)
+        if first_s is not None and usage.completion_tokens > 1:
+            per_token_s = (seconds - first_s) / (usage.completion_tokens - 1)
+            self._per_token.labels(*labels).observe(per_token_s)
+
+
 class EdgeMetrics:
     """An edge: what callers saw and where requests went."""
 
@@ -157,6 +230,12 @@ class EdgeMetrics:
             "skerry_edge_routes_total",
             "Requests sent to a region, by the reason of the route.",
             ("region", "reason"),
+            registry=registry,
+        )
+        self.hot_prompts = Counter(
+            "skerry_edge_hot_prompts_total",
+            "Requests sent to a region whose whole prompt is too frequent a beginning: routing"
+            " cannot tell them apart.",
             registry=registry,
         )
         self.failovers = Counter(
@@ -217,28 +296,7 @@ class EdgeMetrics:
             ("model",),
             registry=registry,
         )
-        operation = ("gen_ai_operation_name", "gen_ai_request_model")
-        self.gen_ai_duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "OpenTelemetry's gen_ai.server.request.duration: whole requests.",
-            (*operation, "error_type"),
-            buckets=_LATENCY_S,
-            registry=registry,
-        )
-        self.gen_ai_first_token = Histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "OpenTelemetry's gen_ai.server.time_to_first_token.",
-            operation,
-            buckets=_LATENCY_S,
-            registry=registry,
-        )
-        self.gen_ai_per_token = Histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "OpenTelemetry's gen_ai.server.time_per_output_token: after the first one.",
-            operation,
-            buckets=_STEP_S,
-            registry=registry,
-        )
+        self.gen_ai = GenAiMetrics(registry)
         self.region_up = Gauge(
             "skerry_edge_region_up",
             "1 while the region's status is fresh, else 0.",
@@ -310,6 +368,12 @@ class RouterMetrics:
             "skerry_router_nodes",
             "Joined nodes by role.",
             ("role",),
+            registry=registry,
+        )
+        self.lost_nodes = Counter(
+            "skerry_router_lost_nodes_total",
+            "How often a node was gone that had not said so: killed, crashed, silent.",
+            ("node",),
             registry=registry,
         )
         self.wanted = Gauge(

@@ -1,5 +1,5 @@
 """What an operator orders of a region or an edge while it runs: JSON of `POST /internal/v1/orders`
-(`skerry drain | undrain | weight`)."""
+(`skerry drain | undrain | weight`), and of `POST /internal/v1/topology` (`skerry models add`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ import msgspec
 _log = logging.getLogger("skerry.orders")
 
 ORDERS_PATH = "/internal/v1/orders"
+TOPOLOGY_PATH = "/internal/v1/topology"
 RETIRE = signal.SIGUSR1
 """To an edge of one process: another accepts from the same socket now. Finish what is here, for as
-long as it takes, refuse nothing, and end."""
+long as it takes, refuse nothing, and end. To a node: take nothing new, finish what is here, for as
+long as it takes, and end."""
 MOST_WEIGHT = 10_000
+
+
+class TopologyAsk(msgspec.Struct, frozen=True):
+    """To a router: go on with the topology in this file, on its own machine."""
+
+    path: str
 
 
 class OrderAsk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -69,6 +69,8 @@ class RouteKey:
     depth: int
     blocks: int
     text_bytes: int
+    hot: bool = False
+    """All that the chain has of the prompt is hot: nothing tells it apart from the others."""
 
 
 def key_of(
@@ -81,7 +83,11 @@ def key_of(
     while 0 < taken < last and chain.hashes[taken][:ID_BYTES] in hot:
         taken += 1
     return RouteKey(
-        digest=chain.hashes[taken], depth=taken, blocks=last, text_bytes=chain.text_bytes
+        digest=chain.hashes[taken],
+        depth=taken,
+        blocks=last,
+        text_bytes=chain.text_bytes,
+        hot=0 < taken == last and chain.hashes[taken][:ID_BYTES] in hot,
     )
 
 

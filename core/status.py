@@ -70,6 +70,12 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     off: bool = False
     """Not alive, and not meant to be now."""
     draining: bool = False
+    pool: str = ""
+    """Of the topology: what it shares its place with."""
+    placed: int = 0
+    """Prompts that it was given to read and sequences to decode; told of nodes in a pool."""
+    idle_s: float = 0.0
+    """Since the last of them ended; told of nodes in a pool."""
     running: int = 0
     waiting: int = 0
     blocks_used: int = 0
@@ -119,6 +125,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str
     nodes: int = 0
     why: str = ""
+    waiting: int = 0
+    """Requests for the model that have no place."""
+    waiting_s: float = 0.0
+    """How long the first of them has waited."""
+    in_use: bool = False
+    """Some request for the model has come and has not ended."""
+    no_place: bool = False
+    """Others have all places that a node which answers for the model could take."""
 
 
 class RegionMore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

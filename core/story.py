@@ -88,6 +88,9 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     dialect: str
     at: float
     age_s: float
+    tenant: str = ""
+    key: str = ""
+    """ID of the API key, "-" without one; both are empty for a caller who was not known."""
     model: ModelName | None = None
     stream: bool = False
     outcome: str = ""

@@ -82,8 +82,10 @@ class Credentials:
 
     def _load(self) -> None:
         files = self._files
+        # A context keeps the half of a pair that it could read, and would serve nobody any more.
+        tried = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            for context in (self.server, self.client):
+            for context in (tried, self.server, self.client):
                 context.load_cert_chain(files.certificate, files.key)
                 context.load_verify_locations(files.authority)
         except (OSError, ssl.SSLError) as error:

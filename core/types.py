@@ -188,6 +188,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """What every token of the answer must fit, compiled by the reader (core.text.grammar)."""
     reject_if_busy: bool = False
     """Refuse at once instead of waiting in a queue, at the edge or in the region."""
+    trace: str = ""
+    """W3C's traceparent of whoever sends it on: the edge's attempt, then the router's. Empty where
+    nobody collects traces."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

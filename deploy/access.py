@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import httpx
-
 from core.config import World
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from core.keys import Revoked, append_new, new_key
+from deploy.inside import client as client_of
 from deploy.keys import book_of, key_file
 
 KEY_VARIABLE = "SKERRY_KEY"
@@ -45,15 +44,15 @@ def own_key(world: World, edges: Mapping[str, str]) -> Iterator[Mapping[str, str
     append_new(key_file(world), [record])
     try:
         for url in edges.values():
-            _wait_until_seen(url, key)
+            _wait_until_seen(world, url, key)
         yield headers_of(key)
     finally:
         append_new(key_file(world), [Revoked(id=record.id, at=int(time.time()))])
 
 
-def _wait_until_seen(edge: str, key: str) -> None:
+def _wait_until_seen(world: World, edge: str, key: str) -> None:
     end = time.monotonic() + SEEN_S
-    with httpx.Client(trust_env=False, headers=headers_of(key)) as client:
+    with client_of(world, headers=headers_of(key)) as client:
         while client.get(f"{edge}/v1/models").status_code == 401:
             if time.monotonic() > end:
                 raise ConfigError(f"{edge} does not know a key that was made {SEEN_S:g} s ago")

@@ -44,6 +44,24 @@ def rotate(
     rotate(world_meant(topology, state), days, print, authority=authority)
 
 
+@certs.command()
+def public(
+    edge: Annotated[str, typer.Option("--edge", help="The edge that is to show it.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="A name or address that callers use; may be said again."),
+    ] = None,
+    days: DaysOption = DAYS,
+    topology: AnyTopologyOption = None,
+    state: AnyStateOption = None,
+) -> None:
+    """Make a certificate for an edge's callers to try https with, signed by itself. For real
+    callers, name files of your authority in the edge's tls table instead."""
+    from deploy.certs import public
+
+    public(world_meant(topology, state), edge, host or ["localhost"], days, print)
+
+
 @certs.command("list")
 def list_certs(topology: AnyTopologyOption = None, state: AnyStateOption = None) -> None:
     """Every certificate with the days that it is good for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from core.address import split_address
-from core.config import Topology, World
+from core.config import EdgeTls, Topology, World
 from core.errors import ConfigError
 from deploy.inside import OPERATOR
 
@@ -79,6 +79,54 @@ def rotate(world: World, days: int, say: Callable[[str], None], *, authority: bo
     for name, hosts in processes(world.topology):
         _make(folder, name, hosts, days)
         say(f"{name}: new, for {days} days")
+
+
+def public(
+    world: World, name: str, hosts: Sequence[str], days: int, say: Callable[[str], None]
+) -> None:
+    """A pair for callers of the edge `name`, signed by itself: to try https with. Nothing that is
+    there is written over. Raises ConfigError."""
+    edge = world.topology.edge(name)
+    tls = edge.tls or EdgeTls(certificate=f"public/{name}.crt", key=f"public/{name}.key")
+    certificate, key = world.state / tls.certificate, world.state / tls.key
+    for path in (certificate, key):
+        if path.exists():
+            raise ConfigError(f"{path} is there already; move it away first, or use it")
+    for path in (certificate, key):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    given = tuple(dict.fromkeys((*hosts, "localhost", "127.0.0.1", "::1")))
+    pem, secret = self_signed(given, days)
+    _write(key, secret, 0o600)
+    _write(certificate, pem, 0o644)
+    say(f"{certificate}: for {', '.join(given)}, for {days} days")
+    if edge.tls is None:
+        say(
+            f"not used yet: the topology has to say, in the table of edge {name!r},\n"
+            f'tls = {{ certificate = "{tls.certificate}", key = "{tls.key}" }}'
+        )
+    url = f"https://{hosts[0]}:{split_address(edge.listen)[1] or 'PORT'}"
+    say(f"callers have to be told to believe it: curl --cacert {certificate} {url}/v1/models")
+
+
+def self_signed(hosts: Sequence[str], days: int) -> tuple[bytes, bytes]:
+    """A server's certificate and its key, in PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    names = [_general(host) for host in hosts]
+    server = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    certificate = (
+        _builder(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(server, critical=False)
+        # Whoever believes it and the one after it tells the two apart by these: names are the same.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    return _pem(certificate), _pem_of(key)
 
 
 def rows(world: World) -> list[Row]:

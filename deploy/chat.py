@@ -7,6 +7,7 @@ import sys
 import httpx
 
 from deploy.access import headers_of
+from deploy.calling import edge_client
 from deploy.client import Answer, AskFailed, Turn, ask
 
 
@@ -28,7 +29,7 @@ class Chat:
         """Answer `prompt`, or what stdin holds, or one line after another from a terminal. The
         last line is ended whatever happens. Raises AskFailed."""
         try:
-            with httpx.Client(trust_env=False, headers=self._headers) as client:
+            with edge_client(self._base, headers=self._headers) as client:
                 if prompt is not None:
                     self._ask(client, prompt)
                 elif not sys.stdin.isatty():

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from core.errors import ConfigError
+from deploy.calling import tls_reason
 
 JSON_HEADERS = {"content-type": "application/json"}
 TIMEOUT = httpx.Timeout(600.0, connect=5.0)
@@ -234,6 +235,8 @@ def refusal(response: httpx.Response) -> str:
 
 
 def unreachable(base: str, error: Exception) -> str:
+    if (why := tls_reason(error)) is not None:
+        return f"{base}: {why}"
     if isinstance(error, httpx.ConnectError):
         return f"nothing answers at {base}; start a world with `make up`, or name one with --edge"
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):

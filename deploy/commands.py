@@ -13,7 +13,8 @@ import typer
 from deploy.certificates import certs
 from deploy.configs import config
 from deploy.deploying import deploy
-from deploy.operate import drain, models, undrain, weight
+from deploy.model_commands import models
+from deploy.operate import drain, undrain, weight
 from deploy.tenants import keys, purge, usage
 from deploy.where import StateOption, TopologyOption, topology_file, world_of
 from deploy.worker.commands import worker

@@ -49,7 +49,7 @@ def diff(
     """
     from core.config import load, parse, read
     from deploy.state import running_topology
-    from deploy.topology_diff import as_it_would_run, changes, restarts
+    from deploy.topology_diff import as_it_would_run, changes, rereads, restarts
 
     given = load(topology_file(old if new is None else new), state=Path(".skerry"))
     file = running_topology(state) if new is None else topology_file(old)
@@ -61,7 +61,10 @@ def diff(
         return
     print("\n".join(map(str, found)))
     again = restarts(found, after)
-    print(f"\nto be started again: {', '.join(again)}")
+    told = [name for name in rereads(found, after) if name not in again]
+    print(f"\nto be started again: {', '.join(again) or 'nobody'}")
+    if told:
+        print(f"to be told while they run: the routers of {', '.join(told)}")
     raise typer.Exit(1)
 
 

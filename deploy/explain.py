@@ -12,11 +12,14 @@ from core.errors import ConfigError
 from core.events import Placing
 from core.headers import SECRET_HEADER
 from core.story import Choice, Step, StepName, Story, StoryPage, Try, waterfall, worst
+from deploy.calling import edge_client
 from deploy.client import AskFailed, refusal, unreachable
 
 BAR = 32
 """Characters of a bar that fills the whole time."""
 SECRET_FILE = "region.secret"
+NO_KEY = "-"
+"""Stands for a key's ID in a story of a caller without one."""
 WHY = {
     "affinity": "the home of the caller's affinity id",
     "affinity_spill": "the affinity id's home is full or out",
@@ -111,7 +114,7 @@ def lines(story: Story) -> Iterator[str]:
 def rows(stories: Iterable[Story]) -> list[tuple[str, ...]]:
     """A line for each request, heads first."""
     out: list[tuple[str, ...]] = [
-        ("id", "ago", "edge", "region", "why", "outcome", "took", "worst")
+        ("id", "ago", "edge", "tenant", "region", "why", "outcome", "took", "worst")
     ]
     for story in stories:
         longest = worst(waterfall(story))
@@ -121,6 +124,7 @@ def rows(stories: Iterable[Story]) -> list[tuple[str, ...]]:
                 story.id,
                 f"{story.age_s:.0f}s",
                 story.edge,
+                story.tenant or "–",
                 last.region if last else "–",
                 last.reason if last else "–",
                 story.outcome or "running",
@@ -145,7 +149,7 @@ def aligned(table: Sequence[tuple[str, ...]], first_number: int) -> Iterator[str
 def _page(base: str, path: str, secret: str | None) -> StoryPage:
     headers = {} if secret is None else {SECRET_HEADER: secret}
     try:
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
+        with edge_client(base) as client:
             answer = client.get(base.rstrip("/") + path, headers=headers)
         if not answer.is_success:
             raise AskFailed(f"{base}: {refusal(answer)}")
@@ -163,6 +167,9 @@ def _head(story: Story) -> Iterator[str]:
         f"{story.edge}, worker {story.worker}; {story.age_s:.0f} s ago; "
         f"{story.outcome or 'still running'}"
     )
+    if story.tenant:
+        with_key = "without a key" if story.key == NO_KEY else f"key {story.key}"
+        yield f"asked by {story.tenant}, {with_key}"
     if story.prompt_tokens:
         yield (
             f"{story.prompt_tokens} prompt tokens, {story.cached_tokens} of them cached; "

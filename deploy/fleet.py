@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -165,6 +165,23 @@ def descendants(pid: int) -> set[int]:
     with suppress(psutil.NoSuchProcess):
         return {one.pid for one in psutil.Process(pid).children(recursive=True)}
     return set()
+
+
+def offspring(pid: int) -> list[psutil.Process]:
+    """The same, to be looked at again when it has gone."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        found += psutil.Process(pid).children(recursive=True)
+    return found
+
+
+def runs_on(processes: Iterable[psutil.Process]) -> bool:
+    """Whether any of them is still there, with what it holds."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def resident_mb(pid: int) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import httpx
 
 from core.config import Topology, World
 from core.tls import credentials_of
+from deploy.calling import mounts
 
 OPERATOR = "operator"
 """The name of the certificate that commands show."""
@@ -15,9 +18,18 @@ def router_url(topology: Topology, address: str) -> str:
     return f"{'https' if topology.tls.inside else 'http'}://{address}"
 
 
-def client(world: World, *, timeout: httpx.Timeout | float = 5.0) -> httpx.Client:
-    """For routers, and for edges in plaintext as well. Raises ConfigError."""
+def client(
+    world: World,
+    *,
+    timeout: httpx.Timeout | float = 5.0,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Client:
+    """For a world's routers and edges. Raises ConfigError."""
     credentials = credentials_of(world, OPERATOR)
-    if credentials is None:
-        return httpx.Client(trust_env=False, timeout=timeout)
-    return httpx.Client(trust_env=False, timeout=timeout, verify=credentials.client)
+    return httpx.Client(
+        trust_env=False,
+        timeout=timeout,
+        headers=headers,
+        verify=True if credentials is None else credentials.client,
+        mounts=mounts(world),
+    )

@@ -57,6 +57,12 @@ class LocalWorld:
         self.routers = router_urls(world.topology)
         self.processes = processes
 
+    def took(self, world: World) -> None:
+        """It has changed."""
+        self.world = world
+        self.edges.update(edge_urls(world.topology))
+        self.routers.update(router_urls(world.topology))
+
     def pid(self, name: str) -> int:
         """The present process of an edge, region (its router) or node."""
         return self.processes[name].pid
@@ -150,6 +156,7 @@ def _control(
     as its routers want."""
 
     def recorded(topology: Path) -> None:
+        local.took(desk.world)
         folder.record(local.edges, local.routers, topology, where)
 
     desk = Desk(
@@ -161,7 +168,7 @@ def _control(
     )
     with (
         serving(folder.path / "control.sock", desk.serve) as where,
-        scaled(local.world, local.processes, desk.spec, say=say, revive=revive),
+        scaled(lambda: desk.world, local.processes, desk.spec, say=say, revive=revive),
     ):
         try:
             yield where
@@ -174,7 +181,8 @@ def _marks(topology: Topology) -> list[str]:
     keys, certificates, and secrets shared with other machines."""
     secrets = (topology.secrets.region, topology.secrets.fleet)
     files = (one.removeprefix("file:") for one in secrets if one.startswith("file:"))
-    named = (topology.access.keys, topology.tls.folder, *files)
+    shown = (f for edge in topology.edges if (t := edge.tls) for f in (t.certificate, t.key))
+    named = (topology.access.keys, topology.tls.folder, *files, *shown)
     return [part for one in named for part in Path(one).parts[:1]]
 
 

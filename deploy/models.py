@@ -22,6 +22,12 @@ def check_models(world: World) -> None:
     check_plans(world)
 
 
+def check_model(world: World, name: str) -> None:
+    """One that no file has yet. Raises ConfigError."""
+    for _, what in _complaints(world, name, world.topology.models[name]):
+        raise ConfigError(what)
+
+
 def _complaints(world: World, name: str, model: Model) -> Iterator[tuple[str, str]]:
     try:
         path = resolve_source(world.model_source(name))

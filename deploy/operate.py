@@ -1,4 +1,4 @@
-"""`skerry drain`, `undrain`, `weight` and `models`, as the command line declares them."""
+"""`skerry drain`, `undrain` and `weight`, as the command line declares them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import typer
 
 from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
 
-models = typer.Typer(name="models", help="The models that regions serve.", no_args_is_help=True)
 PartArgument = Annotated[str, typer.Argument(help="An edge, a region or a node, by its name.")]
 
 
@@ -49,18 +48,3 @@ def weight(
     from deploy.orders import weigh
 
     weigh(world_meant(topology, state), region, value, say=print)
-
-
-@models.command("list")
-def list_models(
-    edge: Annotated[
-        str | None,
-        typer.Option("--edge", help="URL of an edge; by default that of the running world."),
-    ] = None,
-) -> None:
-    """Show where each model is warm or cold, and how many nodes it has and should have."""
-    from deploy.served import model_lines
-    from deploy.state import first_edge
-    from deploy.status import edge_view
-
-    print("\n".join(model_lines(edge_view(edge or first_edge()).regions)))

@@ -49,7 +49,7 @@ def part_of(topology: Topology, name: str) -> Part:
     """Raises ConfigError, with the nearest name."""
     for edge in topology.edges:
         if edge.name == name:
-            return Part("edge", name, (f"http://{edge.listen}",))
+            return Part("edge", name, (edge.url,))
     for region in topology.regions:
         doors = tuple(router_url(topology, router.http) for _, router in region.doors)
         if region.name == name:
@@ -98,20 +98,25 @@ def weigh(world: World, name: str, weight: int, *, say: Callable[[str], None]) -
 
 def give(world: World, part: Part, ask: OrderAsk) -> Orders:
     """To all who take orders for the part: of several routers each. Raises ConfigError."""
+    with client(world, timeout=TIMEOUT) as http:
+        return give_by(http, world, part, ask)
+
+
+def give_by(http: httpx.Client, world: World, part: Part, ask: OrderAsk) -> Orders:
+    """The same over a client of the caller's."""
     headers = {SECRET_HEADER: world.secret("region").decode()}
     body = msgspec.json.encode(ask)
     orders = Orders()
     for door in part.doors:
         try:
-            with client(world, timeout=TIMEOUT) as http:
-                said = http.post(f"{door}{ORDERS_PATH}", content=body, headers=headers)
+            said = http.post(f"{door}{ORDERS_PATH}", content=body, headers=headers, timeout=TIMEOUT)
         except httpx.TransportError as error:
             raise ConfigError(
                 f"{part.kind} {part.name} is not reached at {door}: "
                 f"{str(error) or type(error).__name__}"
             ) from error
         if not said.is_success:
-            raise ConfigError(f"{door}: {said.status_code} {_reason(said)}")
+            raise ConfigError(f"{door}: {said.status_code} {reason_of(said)}")
         orders = msgspec.json.decode(said.content, type=Orders)
     return orders
 
@@ -165,7 +170,7 @@ def _an(kind: str) -> str:
     return f"an {kind}" if kind == "edge" else f"a {kind}"
 
 
-def _reason(said: httpx.Response) -> str:
+def reason_of(said: httpx.Response) -> str:
     try:
         return str(msgspec.json.decode(said.content)["error"]["message"])
     except (msgspec.MsgspecError, KeyError, TypeError):

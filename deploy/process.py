@@ -105,7 +105,8 @@ class Process:
         self._ask(signal.SIGTERM)
 
     def retire(self) -> None:
-        """To an edge that another process stands beside: it ends with its last answer."""
+        """To an edge that another process stands beside, or a node: it ends with its last
+        answer."""
         self._ask(RETIRE)
 
     def ended_by(self, deadline: float) -> bool:

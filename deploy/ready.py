@@ -7,7 +7,7 @@ every router says so too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import httpx
 import msgspec
@@ -100,9 +100,9 @@ def router_view(
         return None
 
 
-def edge_urls(topology: Topology) -> Mapping[str, str]:
-    return {edge.name: f"http://{edge.listen}" for edge in topology.edges}
+def edge_urls(topology: Topology) -> dict[str, str]:
+    return {edge.name: edge.url for edge in topology.edges}
 
 
-def router_urls(topology: Topology) -> Mapping[str, str]:
+def router_urls(topology: Topology) -> dict[str, str]:
     return {region.name: router_url(topology, region.http) for region in topology.regions}

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from core.status import ModelStatus, RegionStatus
+from core.status import ModelStatus, RegionStatus, Wanted
 from deploy.explain import aligned
 from deploy.status import RegionView
 
-HEADS = ("model", "region", "state", "role", "up", "wanted", "why")
+HEADS = ("model", "region", "state", "role", "up", "wanted", "why", "pool")
 
 
 def scales(regions: Sequence[RegionView]) -> bool:
@@ -32,15 +32,18 @@ def _rows(status: RegionStatus) -> Iterator[tuple[str, ...]]:
         yield (
             model,
             status.region,
-            _state(one),
+            _state(one, want),
             role,
             f"{sum(node.alive for node in nodes)}/{len(nodes)}",
             str(want.nodes) if want else "all",
             want.why if want else "–",
+            ",".join(dict.fromkeys(node.pool for node in nodes if node.pool)) or "–",
         )
 
 
-def _state(one: ModelStatus | None) -> str:
+def _state(one: ModelStatus | None, want: Wanted | None) -> str:
     if one is None:
         return "out"
+    if one.start_s and want is not None and want.no_place and want.waiting:
+        return "waits-for-a-place"
     return f"cold,~{one.start_s:.1f}s" if one.start_s else "warm"

@@ -17,7 +17,11 @@ class Makings:
 
     def __init__(self, logs: Path, listeners: Mapping[str, socket.socket]) -> None:
         self._logs = logs
-        self._listeners = listeners
+        self._listeners = dict(listeners)
+
+    def adopt(self, listeners: Mapping[str, socket.socket]) -> None:
+        """Of edges that come while the world runs. Whoever gives them closes them."""
+        self._listeners.update(listeners)
 
     def all(self, world: World) -> list[Spec]:
         """Of those that run before anybody has asked for anything."""
@@ -33,7 +37,8 @@ class Makings:
         *,
         beside: bool = False,
     ) -> Spec:
-        """Of the process `name`. `more`: further sockets that an edge is to accept from; `beside`:
+        """Of the process `name`. `more`: further sockets that an edge is to accept from, in
+        plaintext; `beside`:
         the edge runs already, and this one is to take its place."""
         topology = world.topology
         base = ("--topology", str(world.path), "--state", str(world.state), "--name", name)
@@ -44,7 +49,10 @@ class Makings:
             kind, module, words = "edge", "edge", base
             if name in self._listeners:
                 listeners = tuple(one.fileno() for one in (self._listeners[name], *more))
-                words = (*base, "--listen-fd", *map(str, listeners))
+                first = len(listeners) if topology.edge(name).tls is None else 1
+                words = (*base, "--listen-fd", *map(str, listeners[:first]))
+                if listeners[first:]:
+                    words = (*words, "--plain-fd", *map(str, listeners[first:]))
             elif beside:
                 words = (*base, "--beside")
         elif any(door == name for region in topology.regions for door, _ in region.doors):

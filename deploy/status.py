@@ -11,7 +11,9 @@ import msgspec
 from rich.console import JustifyMethod
 from rich.table import Table
 
+from core.public_tls import SOON_S
 from core.status import NodeStatus, RegionStatus
+from deploy.calling import edge_client
 from deploy.client import AskFailed, unreachable
 from deploy.ready import router_view
 from deploy.screen import Screen
@@ -39,6 +41,7 @@ class EdgeView(msgspec.Struct, frozen=True):
     edge: str = ""
     version: str = ""
     draining: bool = False
+    certificate_left_s: float | None = None
     workers: tuple[WorkerView, ...] = ()
     regions: tuple[RegionView, ...] = ()
 
@@ -92,7 +95,7 @@ def world_load(client: httpx.Client, routers: Mapping[str, str]) -> Load:
 def edge_view(base: str) -> EdgeView:
     """Raises AskFailed."""
     try:
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
+        with edge_client(base) as client:
             answer = client.get(f"{base.rstrip('/')}/status")
             answer.raise_for_status()
         return msgspec.json.decode(answer.content, type=EdgeView)
@@ -102,6 +105,7 @@ def edge_view(base: str) -> EdgeView:
         raise AskFailed(f"{base} is not a Skerry edge: {error}") from error
 
 
+DAY_S = 86400
 REGION_HEADS = ("region", "state", "round-trip", "work", "queued", "KV-used")
 
 
@@ -124,6 +128,17 @@ def region_lines(view: EdgeView) -> Iterator[str]:
     for row in rows:
         pairs = zip(row, widths, strict=True)
         yield "  ".join(cell.ljust(width) for cell, width in pairs).rstrip()
+    if (left_s := view.certificate_left_s) is not None:
+        yield ""
+        yield certificate_line(left_s)
+
+
+def certificate_line(left_s: float) -> str:
+    """About the certificate that an edge shows its callers."""
+    if left_s <= 0:
+        return f"https: the certificate has ended {-left_s / DAY_S:.1f} days ago; renew it"
+    soon = "; renew it" if left_s < SOON_S else ""
+    return f"https: the certificate is good for {left_s / DAY_S:.1f} days{soon}"
 
 
 HEADS = ("region", "node", "role", "model", "state", "running", "waiting", "KV blocks",
@@ -164,7 +179,7 @@ def _node_row(region: str, node: NodeStatus) -> tuple[str, ...]:
     return (
         region,
         node.name,
-        f"{node.role}, {node.plan}" if len(node.ranks) > 1 else node.role,
+        _role(node),
         node.model,
         "draining" if node.draining else "up" if node.alive else "off" if node.off else "lost",
         str(node.running),
@@ -174,6 +189,13 @@ def _node_row(region: str, node: NodeStatus) -> tuple[str, ...]:
         str(node.computed_prompt_tokens),
         str(node.cached_prompt_tokens),
     )
+
+
+def _role(node: NodeStatus) -> str:
+    """With its plan where it has several ranks, and whom it shares its place with."""
+    plan = [node.plan] if len(node.ranks) > 1 else []
+    pool = [f"pool {node.pool}"] if node.pool else []
+    return ", ".join([node.role, *plan, *pool])
 
 
 def _short_row(*cells: str) -> tuple[str, ...]:

@@ -16,12 +16,37 @@ import msgspec
 from core.config import Topology
 
 Scalar = str | int | float | bool
+_NO_DEFAULT: str = "\0"
 Value = Scalar | Sequence["Value"] | Mapping[str, "Value"] | None
 
 
 def dump(topology: Topology) -> str:
     table: Mapping[str, Value] = msgspec.to_builtins(topology, builtin_types=())
     return "\n".join(_table(table, ())).lstrip("\n") + "\n"
+
+
+def fragment(path: tuple[str, ...], part: msgspec.Struct) -> list[str]:
+    """One table of a topology under its header, if `path` is not empty; what is as it would be
+    anyway is left out."""
+    table: Mapping[str, Value] = {
+        key: value
+        for key, value in msgspec.to_builtins(part, builtin_types=()).items()
+        if value != _usual(part, key)
+    }
+    header = [f"[{'.'.join(_key(one) for one in path)}]"] if path else []
+    return [*header, *_table(table, path)]
+
+
+def _usual(part: msgspec.Struct, key: str) -> Value:
+    """The default of a key; its own value is never that of a key without one."""
+    for one in msgspec.structs.fields(part):
+        if one.name == key and one.default is not msgspec.NODEFAULT:
+            usual: Value = msgspec.to_builtins(one.default, builtin_types=())
+            return usual
+        if one.name == key and one.default_factory is not msgspec.NODEFAULT:
+            made: Value = msgspec.to_builtins(one.default_factory(), builtin_types=())
+            return made
+    return _NO_DEFAULT
 
 
 def _table(table: Mapping[str, Value], path: tuple[str, ...]) -> Iterator[str]:

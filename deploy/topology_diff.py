@@ -1,4 +1,5 @@
-"""What differs between two topologies, and which processes have to be started again for it. Pure.
+"""What differs between two topologies, which processes have to be started again for it, and which
+routers take it in while they run. Pure.
 
 Edges, regions and nodes are compared by name, so that one that moved in the file is no change.
 """
@@ -17,8 +18,9 @@ from core.config import Edge, Node, Region, Router, Topology, World
 Path = tuple[str, ...]
 _ABSENT = object()
 _NAMED = ("edges", "regions", "nodes")
-_ROUTER_KEYS = ("http", "grpc", "split_min_tokens", "place", "routers")
-"""Of a region: what its router alone reads."""
+_ADDRESSES = ("http", "grpc", "routers")
+_EDGE_KEYS = ("price", "residency")
+"""Of a model: what edges alone read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,12 @@ def restarts(found: list[Change], new: Topology) -> list[str]:
     ]
     wanted = {name for change in found for name in _readers(change.path, new, everyone)}
     return [name for name in everyone if name in wanted]
+
+
+def rereads(found: list[Change], new: Topology) -> list[str]:
+    """Names of the regions of `new` whose routers have to be told, in the topology's order."""
+    wanted = {name for change in found for name in _told(change.path, new)}
+    return [region.name for region in new.regions if region.name in wanted]
 
 
 def as_it_would_run(given: World, running: Topology) -> Topology:
@@ -97,26 +105,51 @@ def _resolved(given: _Listening, found: _Listening | None, keys: tuple[str, ...]
 
 
 def _readers(path: Path, new: Topology, everyone: list[str]) -> Iterator[str]:
-    """Who reads what lies at `path`."""
+    """Who read what lies at `path` when they started, and do not look again."""
     edges = [edge.name for edge in new.edges]
     match path:
+        case ("ssh", *_) | ("edges" | "regions", _, "ssh") | ("regions", _, "nodes", _, "ssh"):
+            return
         case ("edges", name, *_):
             yield name
-        case ("regions", region, "nodes", node, *_):
+        case ("regions", _, "nodes", _, "pool"):
+            return
+        case ("regions", _, "nodes", node, *_):
             yield node
-        case ("regions", region, "scale", *_):
-            yield region
-        case ("regions", region, key, *_) if key in _ROUTER_KEYS:
+        case ("regions", region, key, *_) if key in _ADDRESSES:
             yield region
             yield from edges
-            if key in ("grpc", "routers"):
+            if key != "http":
                 yield from (n.name for one in new.regions if one.name == region for n in one.nodes)
-        case ("regions", *_):
-            yield from everyone  # a region came or went, or its weight changed: the ring's walks
+        case ("regions", _) | ("regions", _, "weight" | "place"):
+            yield from edges  # the ring's walks
+        case ("regions", _, _, *_):
+            return
+        case ("models", _, "digest"):
+            return
+        case ("models", model, *rest):
+            yield from edges
+            if not rest or rest[0] not in ("aliases", *_EDGE_KEYS):
+                yield from (n.name for one in new.regions for n in one.nodes if n.model == model)
         case ("tenants" | "access" | "budgets" | "residency" | "currency" | "routing", *_):
             yield from edges
         case _:
             yield from everyone
+
+
+def _told(path: Path, new: Topology) -> Iterator[str]:
+    """The regions whose routers go on with what lies at `path`, once they are told."""
+    match path:
+        case ("regions", _, "ssh") | ("regions", _, "nodes", _, "ssh"):
+            return
+        case ("regions", _):
+            yield from (region.name for region in new.regions)
+        case ("regions", region, _, *_):
+            yield region
+        case ("models", _, key, *_) if key in ("digest", *_EDGE_KEYS):
+            return
+        case ("models", model, *_):
+            yield from (r.name for r in new.regions if any(n.model == model for n in r.nodes))
 
 
 def _between(path: Path, old: object, new: object) -> Iterator[Change]:

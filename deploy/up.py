@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,9 @@ from core.config import Topology, load
 from core.config_scale import at_first, first_nodes
 from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
+from core.pins import files_of
 from deploy.access import needs_key
+from deploy.digests import check_digests
 from deploy.hints import QUESTION, curl, indented, python
 from deploy.inside import client as client_of
 from deploy.launcher import LocalWorld, ended_by_signals, run_world
@@ -40,6 +43,7 @@ def up(topology: Path, state: Path | None) -> None:
     screen = Screen(sys.stdout)
     screen.say(f"Starting the world of {topology}; nodes load their models")
     screen.say(expected(described.topology))
+    check_digests(described, screen.say)
     started = False
     try:
         with (
@@ -92,6 +96,11 @@ def welcome(world: LocalWorld, *, usual_edge: str, where: str) -> str:
         lines.append(f"  {world.edges[edge.name]}  edge {edge.name}{place}")
     lines += [f"  {line}" for line in sleeping(topology)]
     elsewhere = "" if usual_edge == first else f" --edge {first}"
+    if (shown := files_of(world.world, topology.edges[0])) is not None:
+        lines.append(
+            "\nCallers speak https, by a name that the certificate has; where its authority is not "
+            f"known:\n  export SSL_CERT_FILE={shlex.quote(str(shown.certificate))}"
+        )
     key = needs_key(world.world)
     if key:
         lines.append(f"\n{key_line(topology, where)}")
@@ -102,8 +111,13 @@ def welcome(world: LocalWorld, *, usual_edge: str, where: str) -> str:
 
 
 def sleeping(topology: Topology) -> Iterator[str]:
-    """The models of which a region runs no node until somebody asks."""
+    """The models of which a region runs no node until somebody asks, and those that share a
+    place."""
     for region in topology.regions:
+        for name, pool in region.pools.items():
+            models = dict.fromkeys(node.model for node in region.nodes if node.pool == name)
+            room = "one node" if pool.places == 1 else f"{pool.places} nodes"
+            yield f"{', '.join(models)} share pool {name} in {region.name}: {room} at a time"
         for model, scale in region.scale.items():
             if not scale.least:
                 yield f"{model} is off in {region.name}: the first request starts a node"

@@ -26,6 +26,8 @@ def main() -> int:
     inside.add_argument("--lifeline", type=int)
     inside.add_argument("--beside", action="store_true", help="a crew of this edge runs still")
     inside.add_argument("--listen-fd", type=int, nargs="+", default=())
+    inside.add_argument("--plain-fd", type=int, nargs="+", default=())
+    inside.add_argument("--plain-address")
     options = parser.parse_args()
     try:
         return run(load(options.topology, state=options.state), options)
@@ -45,13 +47,15 @@ def run(world: World, options: argparse.Namespace) -> int:
     from edge.serving import run_edge
 
     if options.worker is None:
-        return run_edge(world, options.name, Seat(listeners=tuple(options.listen_fd)))
+        listeners, plain = tuple(options.listen_fd), tuple(options.plain_fd)
+        return run_edge(world, options.name, Seat(listeners=listeners, plain=plain))
     seat = Seat(
         number=options.worker,
         of=workers,
         address=options.address,
         folder=options.folder,
         lifeline=options.lifeline,
+        plain_address=options.plain_address,
     )
     return run_edge(world, options.name, seat)
 

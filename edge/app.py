@@ -17,9 +17,12 @@ from prometheus_client import CollectorRegistry
 
 from core.config import Edge, Region, World
 from core.errors import ConfigError
-from core.metrics import EdgeMetrics, StatusCollector
+from core.metrics import EdgeMetrics, StatusCollector, watch_certificate
 from core.orders import orders_file, read_orders
+from core.pins import pins_of
+from core.public_tls import PublicCertificate
 from core.release import release
+from core.telemetry import open_telemetry
 from core.tls import credentials_of, kept_fresh
 from core.types import RegionName
 from edge.admission import Admission
@@ -51,7 +54,6 @@ from edge.region_client import HttpRegionClient, RegionClient, RegionSession, ne
 from edge.region_routers import ManyRouters
 from edge.routing.regions import Regions
 from edge.routing.rings import Rings
-from edge.telemetry import open_telemetry
 from edge.tenants.opening import open_tenants
 from edge.workers.opening import open_workers
 
@@ -74,6 +76,7 @@ async def open_edge(
     admission: Admission,
     heartbeat_s: float = HEARTBEAT_S,
     seat: Seat = ALONE,
+    public: PublicCertificate | None = None,
 ) -> AsyncIterator[ASGIApp]:
     """The edge `name` of `world` as an ASGI app; it listens to its regions until the context ends.
 
@@ -95,7 +98,7 @@ async def open_edge(
         kept_fresh(credentials),
         new_session(credentials) as session,
         _config_errors_alone(),
-        open_telemetry(topology.observe.otlp, name) as telemetry,
+        open_telemetry(topology.observe.otlp, "edge", name) as telemetry,
         asyncio.TaskGroup() as tasks,
         open_workers(world, name) as workers,
         open_tenants(world, name, tasks=tasks, agents=workers) as tenants,
@@ -119,6 +122,8 @@ async def open_edge(
             residency=topology.residency_of,
         )
         _watch(shared, metrics, regions, admission, hold)
+        if public is not None:
+            watch_certificate(shared, lambda: public.left_s)
         chorus = Chorus(
             name,
             seat,
@@ -146,7 +151,7 @@ async def open_edge(
             recent=recent,
             telemetry=telemetry,
         )
-        outlook = Outlook(topology, edge, regions, admission, int(time.time()))
+        outlook = Outlook(topology, edge, regions, admission, int(time.time()), public)
         kept_orders = orders_file(world.state, name)
         admission.rest(read_orders(kept_orders).resting)
         intake = Intake(topology)
@@ -184,9 +189,7 @@ async def open_edge(
                         outlook=outlook,
                         chorus=chorus,
                         door=tenants.door,
-                        neighbours=Neighbours(
-                            [one for one in topology.edges if one.name != name], session.http
-                        ),
+                        neighbours=_neighbours(world, name, session),
                         version=version,
                         secret=secret,
                     ),
@@ -211,6 +214,12 @@ async def _config_errors_alone() -> AsyncIterator[None]:
         if len(group.exceptions) == 1 and isinstance(group.exceptions[0], ConfigError):
             raise group.exceptions[0] from None
         raise
+
+
+def _neighbours(world: World, name: str, session: RegionSession) -> Neighbours:
+    others = [one for one in world.topology.edges if one.name != name]
+    pins = {one.name: pins for one in others if (pins := pins_of(world, one)) is not None}
+    return Neighbours(others, session.http, pins=pins)
 
 
 def _watch(

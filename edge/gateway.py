@@ -220,7 +220,7 @@ class Gateway:
         on their way back."""
         request, journal = errand.request, errand.journal
         try:
-            decision = self._route(errand)
+            decision, hot = self._route(errand)
         except RegionUnavailable as error:
             if self._returns(errand):
                 raise _Refused(error) from None
@@ -234,6 +234,7 @@ class Gateway:
             region = left.pop(0)
             reason = decision.reason if number == 0 else Reason.FAILOVER
             self._metrics.routes.labels(region, reason).inc()
+            self._metrics.hot_prompts.inc(hot)
             sent = self._regions.sent(region, ids, decision.work_s(region))
             journal.tried(region, reason)
             begun = False
@@ -297,8 +298,8 @@ class Gateway:
             for region in self._regions.view()
         )
 
-    def _route(self, errand: _Errand) -> RouteDecision:
-        """Raises RegionUnavailable."""
+    def _route(self, errand: _Errand) -> tuple[RouteDecision, bool]:
+        """And whether its whole prompt is hot. Raises RegionUnavailable."""
         request, chain = errand.request, errand.chain
         view = self._regions.view()
         hot = self._regions.hot()
@@ -325,14 +326,17 @@ class Gateway:
             decision,
             Key(key.depth, key.blocks, key.text_bytes, hot.version, asked.by_affinity),
         )
-        return decision
+        return decision, key.hot
 
     async def _attempt(self, errand: _Errand, place: Place) -> AsyncGenerator[Batch, None]:
         left_s = errand.left_s()
         if left_s <= 0:
             raise DeadlineExceeded("no time was left to ask a region")
         client = self._clients[place.region]
-        request = msgspec.structs.replace(errand.request, deadline_s=left_s)
+        traced = errand.journal.traced
+        request = msgspec.structs.replace(
+            errand.request, deadline_s=left_s, trace="" if traced is None else traced.header
+        )
         stream = client.generate(request)
         unfinished = set(range(request.sampling.n))
         ended = False

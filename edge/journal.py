@@ -16,6 +16,7 @@ from core.events import Accepted, Done, Moved
 from core.story import Choice, Kept, Story, Try, Wait, Weighed
 from core.types import GenerateRequest, ModelName, RegionName, RequestId
 from edge.routing.placement import RouteDecision
+from edge.telemetry import Traced
 
 KEPT_REQUESTS = 1000
 KEPT_S = 900.0
@@ -46,10 +47,13 @@ class Journal:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.id = request_id
+        self.traced: Traced | None = None
+        """Its trace, where there is somebody to tell."""
         self._dialect = dialect
         self._clock = clock
         self._wall = wall
         self._began = clock()
+        self._tenant = self._key = ""
         self._model: ModelName | None = None
         self._stream = False
         self._admitted_s: float | None = None
@@ -65,6 +69,11 @@ class Journal:
         return self._clock() - self._began
 
     @property
+    def trace_id(self) -> str:
+        """As collectors show it; empty where nobody collects."""
+        return "" if self.traced is None else f"{self.traced.context.trace:032x}"
+
+    @property
     def admitted_s(self) -> float:
         """0 until it is."""
         return self._admitted_s or 0.0
@@ -74,6 +83,10 @@ class Journal:
         """In the edge's queue so far."""
         now = self.now_s()
         return sum((now if w.ended_s is None else w.ended_s) - w.began_s for w in self._waits)
+
+    def asked_by(self, tenant: str, key: str) -> None:
+        """`key`: its ID."""
+        self._tenant, self._key = tenant, key
 
     def admitted(self, request: GenerateRequest, *, stream: bool) -> None:
         self._admitted_s = self.now_s()
@@ -100,6 +113,8 @@ class Journal:
 
     def tried(self, region: RegionName, reason: str) -> None:
         self._tries.append(Try(region=region, reason=reason, began_s=self.now_s()))
+        if self.traced is not None:
+            self.traced.tried(region, reason, self.now_s())
 
     def placed(self, event: Accepted | Moved) -> None:
         """The present attempt has its nodes."""
@@ -121,6 +136,8 @@ class Journal:
         """The present attempt is over."""
         if self._tries[-1].ended_s is None:
             self._tries[-1] = replace(self._tries[-1], ended_s=self.now_s(), outcome=outcome)
+        if self.traced is not None:
+            self.traced.ended(outcome, self.now_s())
         self._done = done or self._done
 
     def close(self, outcome: str) -> None:
@@ -139,6 +156,8 @@ class Journal:
             dialect=self._dialect,
             at=self._wall() - age_s,
             age_s=age_s,
+            tenant=self._tenant,
+            key=self._key,
             model=self._model,
             stream=self._stream,
             outcome=self._outcome,

@@ -9,10 +9,7 @@ import logging
 import resource
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable
 
 import uvicorn
 
@@ -21,9 +18,11 @@ from core.address import split_address
 from core.config import World
 from core.errors import ConfigError
 from core.orders import RETIRE
+from core.public_tls import PublicCertificate, kept_public, public_of
 from edge.app import admission_for, open_edge
 from edge.crew.seat import ALONE, Seat
 from edge.listener import guarding
+from edge.server import Https, Server
 from edge.workers.keeper import hosting
 
 _log = logging.getLogger("skerry.edge")
@@ -32,41 +31,61 @@ GRACE_S = 20.0
 """How long answers may go on after SIGTERM."""
 KEEP_ALIVE_S = 65
 """Longer than common clients keep idle connections: they close first, never write into a close."""
-IDLE_S = 3.0
-"""After which a kept connection of a process that retires is closed without having been told."""
+NEAR = "127.0.0.1:0"
+"""Where the host of Workers comes in, in plaintext, when callers speak https."""
 BACKLOG = 2048
 FILES = 65536
 """Open files wished for: a connection to a caller and one to a region for each request."""
 
 
 def run_edge(world: World, name: str, seat: Seat = ALONE) -> int:
-    """Serve until SIGTERM or SIGINT, then finish what runs. Returns the exit code."""
-    log.setup(f"edge/{name}{seat.name}")
+    """Serve until SIGTERM or SIGINT, then finish what runs. Returns the exit code. Raises
+    ConfigError."""
+    log.setup(f"edge/{name}{seat.name}", form=world.topology.observe.log)
     _raise_limits()
     edge = world.topology.edge(name)
+    public = public_of(world, name)
     listeners = [socket.socket(fileno=number) for number in seat.listeners]
     listeners = listeners or [_listen(seat.address or edge.listen, shared=seat.of > 1)]
+    plain = [socket.socket(fileno=number) for number in seat.plain]
+    if seat.plain_address is not None:
+        plain.append(_listen(seat.plain_address, shared=True))
+    elif public is not None and edge.admin is not None:
+        plain.append(_listen(NEAR, shared=False))
     if seat.folder is not None:
-        listeners.append(_listen_inside(seat))
+        plain.append(_listen_inside(seat))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(world, name, seat, listeners))
+        runner.run(_serve(world, name, seat, public, listeners, plain))
     return 0
 
 
-async def _serve(world: World, name: str, seat: Seat, listeners: list[socket.socket]) -> None:
+async def _serve(
+    world: World,
+    name: str,
+    seat: Seat,
+    public: PublicCertificate | None,
+    listeners: list[socket.socket],
+    plain: list[socket.socket],
+) -> None:
     admission = admission_for(world, seat.of)
-    async with open_edge(world, name, admission=admission, seat=seat) as app:
+    async with (
+        kept_public(public),
+        open_edge(world, name, admission=admission, seat=seat, public=public) as app,
+    ):
+        head_s = world.topology.limits.head_s
+        https = None if public is None else Https(listeners, public.current, head_s)
         server = Server(
             uvicorn.Config(
                 app,
-                http=guarding(head_s=world.topology.limits.head_s),
+                http=guarding(head_s=head_s),
                 access_log=False,
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(GRACE_S),
-            )
+            ),
+            https,
         )
 
         def stop() -> None:
@@ -88,90 +107,17 @@ async def _serve(world: World, name: str, seat: Seat, listeners: list[socket.soc
 
             loop.add_reader(lifeline, orphaned)  # nothing is ever written: it was closed
         _settle_memory()
-        host, port = listeners[0].getsockname()[:2]
-        async with hosting(world, name, f"{host}:{port}", when=seat.of == 1):
-            _log.info("edge ready address=%s:%d", host, port)
-            await server.serve(sockets=listeners)
+        near = _shown(listeners[0] if public is None or not plain else plain[-1])
+        here = _shown(listeners[0])
+        async with hosting(world, name, here, near=near, when=seat.of == 1):
+            _log.info("edge ready address=%s%s", "" if public is None else "https://", here)
+            await server.serve(plain if public is not None else [*listeners, *plain])
         _log.info("edge stopped")
 
 
-class Server(uvicorn.Server):
-    """uvicorn that leaves signals to us: its own handling ends the process by the signal again,
-    so that an orderly end would not exit 0."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._retiring = False
-        self._listeners: list[socket.socket] = []
-        self._last: set[asyncio.Task[object]] = set()
-        self._idle: dict[Any, tuple[Any, float]] = {}
-        """By connection: its newest request, and when it was found to be answered."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._listeners = list(sockets or ())
-        await super().serve(sockets)
-
-    def retire(self) -> None:
-        """Accept nothing more, and end with the last connection. Idempotent."""
-        if self._retiring:
-            return
-        self._retiring = True
-        _log.info("edge retires connections=%d", len(self.server_state.connections))
-        # Kept connections are not cut, since a request may be on its way: their next answer tells
-        # the client to come anew.
-        self.config.encoded_headers.append((b"connection", b"close"))
-        self.server_state.default_headers = [
-            *self.server_state.default_headers, (b"connection", b"close")
-        ]  # fmt: skip
-        for server, listener in zip(self.servers, self._listeners, strict=True):
-            # A socket that workers share by SO_REUSEPORT has a queue of its own: who is in it when
-            # it is closed is reset.
-            self._take_in(listener)
-            server.close()
-
-    def _take_in(self, listener: socket.socket) -> None:
-        """All who wait in its queue."""
-        loop = asyncio.get_running_loop()
-        listener.setblocking(False)
-        while True:
-            try:
-                caller, _ = listener.accept()
-            except OSError:  # nobody; or the one who did has gone
-                return
-            caller.setblocking(False)
-            task: asyncio.Task[object] = loop.create_task(
-                loop.connect_accepted_socket(self._protocol, caller)
-            )
-            self._last.add(task)
-            task.add_done_callback(self._last.discard)
-
-    def _protocol(self) -> asyncio.Protocol:
-        """As uvicorn makes it for a connection."""
-        kind = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
-        return kind(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-
-    async def on_tick(self, counter: int) -> bool:
-        ended = await super().on_tick(counter)
-        if not self._retiring:
-            return ended
-        state = self.server_state
-        for connection in state.connections - self._idle.keys():
-            self._idle[connection] = (None, 0.0)
-        for connection, (was, since) in list(self._idle.items()):
-            cycle: Any = getattr(connection, "cycle", None)
-            if connection not in state.connections:
-                del self._idle[connection]
-            elif cycle is not was or cycle is None or not cycle.response_complete:
-                self._idle[connection] = (cycle, time.monotonic())
-            elif time.monotonic() - since > IDLE_S:
-                connection.shutdown()
-        return ended or not (state.connections or state.tasks or self._last)
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen(address: str, *, shared: bool) -> socket.socket:

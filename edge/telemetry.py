@@ -1,162 +1,118 @@
-"""Traces for whoever collects them: each request as OpenTelemetry spans of all its hops.
+"""What an edge tells of a request's trace: its own span, and one for each attempt at a region.
 
-An edge knows the whole story of a request when it ends (`core.story`), so it tells it, and no other
-process has to. Names and attributes are those of OpenTelemetry's conventions for generative AI
-where there are such; nothing of a prompt or an answer is among them.
+The ids are chosen before anything is sent, as the region's spans are children of the attempt that
+brought it there. All else comes from the request's story when it has ended.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
 
-from core.errors import ConfigError
-from core.release import release
-from core.story import Step, Story, waterfall
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-
-OPERATIONS = {"chat": "chat", "completions": "text_completion"}
-"""Our dialects as the conventions call what they do; others keep their names."""
-_PARENT = re.compile(r"00-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})")
-_NS = 1_000_000_000
-
-Value = str | int | float | bool
+from core.story import Story
+from core.telemetry import MOST_ATTEMPTS, OPERATIONS, PROVIDER, Kind, Span, TraceContext, Value
+from core.types import RegionName
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """`start_s` and `end_s`: Unix seconds. The first of several is the parent of the others."""
+@dataclass(slots=True)
+class Sent:
+    """One attempt; its times are the journal's. `outcome` is empty while it runs."""
 
-    name: str
-    start_s: float
-    end_s: float
-    attributes: dict[str, Value] = field(default_factory=dict)
-    failed: str = ""
-
-
-class Telemetry(Protocol):
-    def tell(self, story: Callable[[], Story], parent: str) -> None:
-        """A request has ended. `parent` is its caller's traceparent header, empty without one."""
-        ...
+    context: TraceContext
+    region: RegionName
+    reason: str
+    began_s: float
+    ended_s: float | None = None
+    outcome: str = ""
 
 
-class Silent:
-    def tell(self, story: Callable[[], Story], parent: str) -> None:
-        return
+class Traced:
+    """The trace of one request. Also attempts that its story leaves out, since a held request may
+    be refused often, are here: their regions have told spans below them."""
+
+    def __init__(self, context: TraceContext) -> None:
+        self.context = context
+        self.sent: list[Sent] = []
+        self.header = ""
+        """What the present attempt takes along."""
+
+    def tried(self, region: RegionName, reason: str, now_s: float) -> None:
+        context = self.context.child()
+        if len(self.sent) < MOST_ATTEMPTS:
+            self.sent.append(Sent(context, region, reason, now_s))
+        else:
+            context = context.untold()
+        self.header = str(context)
+
+    def ended(self, outcome: str, now_s: float) -> None:
+        """The present attempt is over, if one runs."""
+        if self.sent and self.sent[-1].ended_s is None:
+            self.sent[-1].ended_s, self.sent[-1].outcome = now_s, outcome
 
 
-class Otlp:
-    """Sends in batches, from a thread of the SDK's; a collector that is away costs spans alone."""
-
-    def __init__(self, provider: TracerProvider) -> None:
-        self._tracer = provider.get_tracer("skerry.edge", release())
-
-    def tell(self, story: Callable[[], Story], parent: str) -> None:
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-
-        context = _context_of(parent)
-        for number, span in enumerate(spans_of(story())):
-            told = self._tracer.start_span(
-                span.name,
-                context=context,
-                kind=SpanKind.INTERNAL if number else SpanKind.SERVER,
-                attributes=span.attributes,
-                start_time=int(span.start_s * _NS),
-            )
-            if span.failed:
-                told.set_status(Status(StatusCode.ERROR, span.failed))
-            told.end(int(span.end_s * _NS))
-            if not number:
-                context = set_span_in_context(told)
-
-
-def spans_of(story: Story) -> list[Span]:
-    """The request, and each step of its waterfall. Pure."""
+def spans_of(story: Story, traced: Traced) -> list[Span]:
+    """Of a request that has ended. Pure."""
     began = story.at
     end_s = story.age_s if story.ended_s is None else story.ended_s
+    admitted_s = end_s if story.admitted_s is None else story.admitted_s
     operation = OPERATIONS.get(story.dialect, story.dialect)
-    model = story.model or "unknown"
-    failed = "" if story.outcome in ("", "ok") else story.outcome
+    whole = Span(
+        f"{operation} {story.model or 'unknown'}",
+        traced.context,
+        began,
+        began + end_s,
+        _attributes(story, operation),
+        Kind.SERVER,
+        _failed(story.outcome),
+    )
+
+    def step(name: str, start_s: float, until_s: float | None, **attributes: Value) -> Span:
+        until = began + (end_s if until_s is None else until_s)
+        return Span(name, traced.context.child(), began + start_s, until, attributes)
+
+    steps = [step("admit", 0.0, admitted_s)]
+    if story.choices:
+        reason = story.choices[0].reason
+        steps.append(step("route", admitted_s, story.choices[0].at_s, **{"skerry.route": reason}))
+    steps += [
+        step("hold", wait.began_s, wait.ended_s, **{"skerry.refused_turns": wait.refused})
+        for wait in story.waits
+    ]
+    return [whole, *steps, *(_attempt(one, began, end_s) for one in traced.sent)]
+
+
+def _attempt(one: Sent, began: float, end_s: float) -> Span:
+    attributes: dict[str, Value] = {"skerry.region": one.region, "skerry.route": one.reason}
+    failed = _failed(one.outcome)
+    if failed:
+        attributes["error.type"] = failed
+    until = began + (end_s if one.ended_s is None else one.ended_s)
+    return Span("attempt", one.context, began + one.began_s, until, attributes, Kind.CLIENT, failed)
+
+
+def _attributes(story: Story, operation: str) -> dict[str, Value]:
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": operation,
-        "gen_ai.request.model": model,
-        "gen_ai.provider.name": "skerry",
+        "gen_ai.request.model": story.model or "unknown",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.stream": story.stream,
         "gen_ai.usage.input_tokens": story.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": story.cached_tokens,
         "gen_ai.usage.output_tokens": story.completion_tokens,
         "skerry.request.id": story.id,
         "skerry.edge": story.edge,
-        "skerry.stream": story.stream,
     }
     last = story.last
     if last is not None:
         attributes |= {"skerry.region": last.region, "skerry.route": last.reason}
+        if last.first_s is not None:
+            attributes["gen_ai.response.time_to_first_chunk"] = last.first_s
         for name, value in (("prefill", last.prefill), ("decode", last.decode)):
             if value is not None:
                 attributes[f"skerry.{name}"] = value
-    if failed:
-        attributes["error.type"] = failed
-    whole = Span(f"{operation} {model}", began, began + end_s, attributes, failed)
-    return [whole, *(_step(step, began) for step in waterfall(story))]
+    if _failed(story.outcome):
+        attributes["error.type"] = story.outcome
+    return attributes
 
 
-def _step(step: Step, began: float) -> Span:
-    start = began + step.start_s
-    attributes: dict[str, Value] = {"skerry.note": step.note} if step.note else {}
-    return Span(str(step.name), start, start + step.seconds, attributes)
-
-
-@asynccontextmanager
-async def open_telemetry(endpoint: str | None, edge: str) -> AsyncIterator[Telemetry]:
-    """`endpoint`: base URL of an OTLP collector over HTTP; None tells nobody. Raises
-    ConfigError."""
-    if endpoint is None:
-        yield Silent()
-        return
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise ConfigError(
-            "observe.otlp needs OpenTelemetry's SDK: pip install 'skerry[otel]'"
-        ) from error
-    resource = Resource.create(
-        {"service.name": "skerry-edge", "service.instance.id": edge, "service.version": release()}
-    )
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    try:
-        yield Otlp(provider)
-    finally:
-        await asyncio.to_thread(provider.shutdown)  # sends what is left
-
-
-def _context_of(parent: str) -> Context | None:
-    """The caller's trace, where its header is well formed."""
-    from opentelemetry.trace import (
-        NonRecordingSpan,
-        SpanContext,
-        TraceFlags,
-        set_span_in_context,
-    )
-
-    found = _PARENT.fullmatch(parent)
-    if found is None:
-        return None
-    context = SpanContext(
-        trace_id=int(found["trace"], 16),
-        span_id=int(found["span"], 16),
-        is_remote=True,
-        trace_flags=TraceFlags(int(found["flags"], 16)),
-    )
-    return set_span_in_context(NonRecordingSpan(context)) if context.is_valid else None
+def _failed(outcome: str) -> str:
+    return "" if outcome == "ok" else outcome

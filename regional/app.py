@@ -7,7 +7,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 
 import grpc
@@ -25,10 +25,12 @@ from core.models.source import resolve_source
 from core.orders import Orders, orders_file
 from core.release import release
 from core.status import RegionStatus
+from core.telemetry import SILENT, Telemetry, open_telemetry
 from core.text.model import load_text
 from core.tls import credentials_of, kept_fresh
 from core.types import ModelName, RegionName, Role
 from regional import rpc
+from regional.changing import TopologyHttp, only_at_start
 from regional.http import RegionHttp
 from regional.orders import OrderBook, OrdersHttp
 from regional.prefixes import PUBLISHED_SHARE, Prefixes
@@ -64,12 +66,15 @@ class RouterApp:
         texts: Mapping[ModelName, TextModel],
         *,
         name: str = "",
+        telemetry: Telemetry = SILENT,
     ) -> None:
         """`name`: of this one of several routers of the region."""
         limits, secret = world.topology.limits, world.secret("region")
+        self._world = world
+        self._name = name or region.name
         self._region = region
         self._credentials = credentials_of(world, name or region.name)
-        self._models = tuple(texts)
+        self._texts = dict(texts)
         self._epoch = secrets.token_hex(8)
         self._release = release()
         self._registry = CollectorRegistry()
@@ -91,6 +96,7 @@ class RouterApp:
             prefixes=self._prefixes,
             changed=self.publisher.touch,
             cold=lambda model: self.scaling.cold(model),
+            telemetry=telemetry,
         )
         self.scaling = Scaling(
             region,
@@ -131,6 +137,9 @@ class RouterApp:
             changed=self._ordered,
         )
         self._orders_http = OrdersHttp(self._orders, check=self._http.check_secret)
+        self._topology_http = TopologyHttp(
+            world.state, take=self.take, check=self._http.check_secret
+        )
         self._running = AsyncExitStack()
         self.http_port = 0
         self.grpc_port = 0
@@ -158,6 +167,38 @@ class RouterApp:
         await self._running.aclose()
         self._reader.close()
 
+    async def take(self, world: World) -> None:
+        """Go on with a changed topology; what runs goes on. Raises ConfigError for what only a
+        start can take, and nothing has changed then."""
+        given = world.topology
+        fixed = list(only_at_start(self._world.topology, given, self._name))
+        if fixed:
+            raise ConfigError(f"a running router does not take another {', '.join(fixed)}")
+        region = given.region(self._region.name)
+        texts = await asyncio.to_thread(self._texts_for, world, region)
+        self._world, self._texts = world, texts
+        self._region = msgspec.structs.replace(
+            region, http=self._region.http, grpc=self._region.grpc
+        )
+        self._reader.take(given, texts)
+        self._orders.know({node.name for node in region.nodes})
+        self._prefixes.share = PUBLISHED_SHARE / len(given.regions)
+        self.router.cluster.take(region)
+        self.router.dispatcher.split_min_tokens = region.split_min_tokens
+        self.scaling.take(region)
+        self.publisher.touch()
+        self.router.dispatcher.poke()
+
+    def _texts_for(self, world: World, region: Region) -> dict[ModelName, TextModel]:
+        """Those that are there stay as they are where their source has not changed."""
+        names = {ModelName(node.model) for node in region.nodes}
+        kept = {
+            name: text
+            for name, text in self._texts.items()
+            if name in names and self._world.model_source(name) == world.model_source(name)
+        }
+        return load_texts(world, names - kept.keys()) | kept
+
     async def _start_grpc(self, starting: AsyncExitStack) -> int:
         _check_free(self._region.grpc)
         server = grpc.aio.server(options=server_options())
@@ -182,6 +223,7 @@ class RouterApp:
                     *self._queue_http.routes(),
                     *self._purge_http.routes(),
                     *self._orders_http.routes(),
+                    *self._topology_http.routes(),
                 ]
             ),
             handler_cancellation=True,  # a client that goes away ends its request
@@ -210,7 +252,7 @@ class RouterApp:
             view=view,
             members=router.cluster.members(),
             nodes=self._region.nodes,
-            models=model_statuses(view, self._models, self._reader.context, self.scaling.start_s),
+            models=model_statuses(view, self._texts, self._reader.context, self.scaling.start_s),
             queue_s=router.dispatcher.estimate_s(view),
             queued=router.dispatcher.queued,
             active=router.active,
@@ -242,7 +284,7 @@ class RouterApp:
         nodes = self.router.cluster.view().nodes
         return all(
             can_answer(nodes, model) or self.scaling.start_s(model) is not None
-            for model in self._models
+            for model in self._texts
         )
 
     def _rendered(self) -> bytes:
@@ -257,7 +299,7 @@ class RouterApp:
 def run_router(world: World, name: str) -> int:
     """Be the router `name` until SIGTERM or SIGINT; asked twice, end at once. Raises
     ConfigError."""
-    logs.setup(f"router/{name}")
+    logs.setup(f"router/{name}", form=world.topology.observe.log)
     region, here = world.topology.router(name)
     region = msgspec.structs.replace(region, http=here.http, grpc=here.grpc)
     asyncio.run(_serve(world, region, name))
@@ -275,17 +317,18 @@ async def _serve(world: World, region: Region, name: str) -> None:
     loop = asyncio.get_running_loop()
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, signalled)
-    app = RouterApp(world, region, load_texts(world, region), name=name)
-    await app.start()
-    await stopped.wait()
-    log.info("draining, %d requests run", app.router.active)
-    await app.stop(grace_s=DRAIN_GRACE_S)
+    texts = load_texts(world, {ModelName(node.model) for node in region.nodes})
+    async with open_telemetry(world.topology.observe.otlp, "router", name) as telemetry:
+        app = RouterApp(world, region, texts, name=name, telemetry=telemetry)
+        await app.start()
+        await stopped.wait()
+        log.info("draining, %d requests run", app.router.active)
+        await app.stop(grace_s=DRAIN_GRACE_S)
 
 
-def load_texts(world: World, region: Region) -> dict[ModelName, TextModel]:
-    """Tokenizer and chat template of each model of `region`. Raises ConfigError."""
-    names = sorted({node.model for node in region.nodes})
-    return {ModelName(name): load_text(resolve_source(world.model_source(name))) for name in names}
+def load_texts(world: World, names: Collection[ModelName]) -> dict[ModelName, TextModel]:
+    """Tokenizer and chat template of each. Raises ConfigError."""
+    return {name: load_text(resolve_source(world.model_source(name))) for name in sorted(names)}
 
 
 def _check_free(address: str) -> None:

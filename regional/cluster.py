@@ -124,9 +124,16 @@ _NO_WORK = pb.PoolWork()
 class Work:
     """What one pool was sent and has not ended. Only `Charge` changes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.prefills = self.prefill_tokens = self.sequences = self.answer_tokens = 0
         self.changes = 0
+        self.clock = clock
+        self.changed_at = clock()
+        """When something was given back last."""
+
+    def gave_back(self) -> None:
+        self.changes += 1
+        self.changed_at = self.clock()
 
     def charge(
         self,
@@ -171,7 +178,7 @@ class Charge:
         if self._prefill is not None:
             self._work.prefills -= 1
             self._work.prefill_tokens -= self._prefill
-            self._work.changes += 1
+            self._work.gave_back()
             self._prefill = None
 
     def release(self) -> None:
@@ -179,7 +186,7 @@ class Charge:
         if self._answer is not None:
             self._work.sequences -= self._choices
             self._work.answer_tokens -= self._answer
-            self._work.changes += 1
+            self._work.gave_back()
             self._answer = None
 
 
@@ -201,12 +208,25 @@ class Member:
         self._clock = clock
         self._began_at = self.last_heard - session.join.age_s
         self.leaving = False
-        self.pools = tuple(Work() for _ in range(pools_of(session.join)))
+        self.pools = tuple(Work(clock) for _ in range(pools_of(session.join)))
 
     @property
     def age_s(self) -> float:
         """How long the node has served."""
         return self._clock() - self._began_at
+
+    @property
+    def placed(self) -> int:
+        """Prompts that it reads and sequences that it decodes, also those that other routers sent
+        it, as far as its heartbeats tell."""
+        works = (*self.pools, *self.beat.others)
+        return sum(max(work.prefills, work.sequences) for work in works)
+
+    @property
+    def idle_s(self) -> float:
+        """Since the last of this router's ended, or since it came; 0 while there is any."""
+        changed_at = max(work.changed_at for work in self.pools)
+        return 0.0 if self.placed else max(0.0, self._clock() - changed_at)
 
     def views(self, eldest_s: float = 0.0) -> Iterator[NodeView]:
         """Of its pools. `eldest_s`: how long the region's oldest node has served."""
@@ -247,18 +267,22 @@ class Cluster:
     def __init__(
         self, region: Region, *, heartbeat_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._expected = {node.name: node for node in region.nodes}
-        self._region = region.name
-        self._started = {
-            node.name: ModelName(node.model)
-            for node in region.nodes
-            if node.model in region.scale and node.role is not Role.PREFILL
-        }
         self._patience_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._members: dict[NodeName, Member] = {}
         self.resting: frozenset[str] = frozenset()
         """Nodes that are to get nothing new, by order of the operator."""
+        self.take(region)
+
+    def take(self, region: Region) -> None:
+        """Who may join from now on; who has joined stays."""
+        self._region = region.name
+        self._expected = {node.name: node for node in region.nodes}
+        self._started = {
+            node.name: ModelName(node.model)
+            for node in region.nodes
+            if node.model in region.scale and node.role is not Role.PREFILL
+        }
 
     def join(self, session: NodeSession) -> NodeSession | None:
         """Take a node in; gives the session that it replaces. Raises InvalidRequest."""

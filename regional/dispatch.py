@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class _Waiting:
     ask: Ask
     reading: Reading
     placed: asyncio.Future[Placed]
+    since: float
 
 
 class Dispatcher:
@@ -78,14 +80,16 @@ class Dispatcher:
         split_min_tokens: int,
         changed: Callable[[], None],
         cold: Callable[[ModelName], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`cold` is told when a request waits for a model of which no node is up."""
         self._cluster = cluster
         self._index = index
         self._limit = limit
-        self._split_min_tokens = split_min_tokens
+        self.split_min_tokens = split_min_tokens
         self._changed = changed
         self._cold = cold
+        self._clock = clock
         self._line: list[_Waiting] = []
         self._poked = False
 
@@ -107,6 +111,11 @@ class Dispatcher:
         asks = [one.ask for one in self._line if one.ask.model == model]
         return len(asks), sum(ask.prompt_tokens for ask in asks)
 
+    def waiting_s(self, model: ModelName) -> float:
+        """How long the first of them has waited; 0 where none does."""
+        since = min((one.since for one in self._line if one.ask.model == model), default=None)
+        return 0.0 if since is None else self._clock() - since
+
     async def place(
         self,
         ask: Ask,
@@ -121,7 +130,7 @@ class Dispatcher:
         full (never for a request that is placed again), or where it would have to `wait` and may
         not; and what `placement.place` raises."""
         future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting((priority, age), ask, reading, future)
+        waiting = _Waiting((priority, age), ask, reading, future, self._clock())
         bisect.insort(self._line, waiting, key=lambda one: one.order)
         self._pump()
         if not future.done() and not again and (len(self._line) > self._limit or not wait):
@@ -147,7 +156,7 @@ class Dispatcher:
         up = [one for one in self._cluster.view().nodes if one.offer(model) and not one.draining]
         if not any(one.role is Role.PREFILL or one.saves for one in up):
             return 0
-        return max(1, self._split_min_tokens)
+        return max(1, self.split_min_tokens)
 
     def poke(self) -> None:
         """Something may have become free: try again, once for all pokes of this loop turn."""
@@ -199,7 +208,7 @@ class Dispatcher:
 
     def _decide(self, view: ClusterView, waiting: _Waiting, prefill_scarce: bool) -> Placed | Wait:
         held = self._held(view, waiting)
-        decision = place(view, held, waiting.ask, split_min_tokens=self._split_min_tokens)
+        decision = place(view, held, waiting.ask, split_min_tokens=self.split_min_tokens)
         if isinstance(decision, Wait):
             return decision
         if decision.prefill is not None and prefill_scarce:

@@ -31,6 +31,7 @@ from regional.router import Router
 from regional.status import PrefixesSeen, Publisher
 
 log = logging.getLogger("skerry.http")
+request_log = logging.getLogger("skerry.request")
 
 FRAMES = "application/x-skerry-frames"
 BODY_SLACK = 64 << 10
@@ -84,6 +85,7 @@ class RegionHttp:
         try:
             await answer.prepare(http)
             if isinstance(parsed, RequestError):
+                request_log.info("passed id=- outcome=%s", parsed.code)
                 await answer.write(encode_frame(to_fault(parsed)))
             else:
                 await self._router.serve(parsed, answer.write)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from core.errors import NoCapacity, RegionUnavailable, RequestError, VersionSkew
 from core.events import Done, Fault, event_decoder
 from core.metrics import RouterMetrics
@@ -21,6 +23,7 @@ from regional.dispatch import Dispatcher, Placed, Seat
 from regional.pb import node_pb2 as pb
 from regional.placement import Ask
 from regional.reading import Reader, Reading
+from regional.record import PREEMPTED, Record
 from regional.rpc import NodeSession
 
 Write = Callable[[bytes], Awaitable[None]]
@@ -62,9 +65,11 @@ class Life:
         attempts: MutableMapping[str, Life],
         number: Callable[[], int],
         metrics: RouterMetrics,
+        record: Record,
         read: Callable[[GenerateRequest, Reading, Placed], None],
     ) -> None:
         self.request = request
+        self.record = record
         self.closing: Done | Fault | None = None
         """The end that the decode node wrote, as far as it has."""
         self.placed: Placed | None = None
@@ -125,16 +130,19 @@ class Life:
 
     async def _answer(self) -> None:
         reading = self._reading = await self._reader.read(self.request)
+        self.record.was_read(len(reading.token_ids))
         ask = _ask(reading)
         spent: pb.Spent | None = None
         failed: RequestError | None = None
         tries = 0
         while True:
             placed = await self._place(ask, reading, failed)
+            attempt_id = f"{self.request.id}.{self._number()}"
+            trace = self.record.placed(attempt_id, placed)
             attempt = Attempt(
-                f"{self.request.id}.{self._number()}",
+                attempt_id,
                 placed.placement,
-                reading.request,
+                msgspec.structs.replace(reading.request, trace=trace),
                 reading.token_ids,
                 move_min_tokens=self._move_min_tokens(ask.model),
                 spent=spent,
@@ -142,6 +150,7 @@ class Life:
             failure = await self._follow(attempt, placed)
             if attempt.left is not None:
                 left, self._moves = attempt.left, self._moves + 1
+                self.record.ended(PREEMPTED)
                 self._metrics.replacements.labels("preempted").inc()
                 spent = left.spent
                 reading = self._reading = reading.continued(left.token_ids, left.chars_sent)
@@ -150,6 +159,7 @@ class Life:
             if failure is None:
                 return
             failed = failure.error
+            self.record.ended(failed.code)
             tries += not isinstance(failed, NoCapacity)
             decision = after(failure, visible=attempt.visible, tries=tries)
             if isinstance(decision, RequestError):
@@ -252,6 +262,7 @@ class Life:
     def _output(self, body: pb.SequenceOutput, attempt: Attempt, placed: Placed) -> None:
         if body.delta and not attempt.visible:
             self._prompt_read(placed)
+            self.record.first()
         attempt.output(body)
         if body.delta:
             placed.decode.charge.generated()

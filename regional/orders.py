@@ -20,25 +20,41 @@ class OrderBook:
     """`changed` is called with what holds, at the start and after each order."""
 
     def __init__(
-        self, path: Path, nodes: Collection[str], *, changed: Callable[[Orders], None]
+        self,
+        path: Path,
+        nodes: Collection[str],
+        *,
+        changed: Callable[[Orders], None],
     ) -> None:
         self._path = path
-        self._nodes = nodes
+        self._nodes = self._before = frozenset(nodes)
         self._changed = changed
         self.now = read_orders(path)
         changed(self.now)
 
+    def know(self, nodes: Collection[str]) -> None:
+        """Of the region's nodes from now on. Orders hold for those that were known before; who is
+        not among them any more may be told to rest until the next change."""
+        self._before, self._nodes = self._nodes, frozenset(nodes)
+        stay = self._before & self._nodes
+        gone = {name: False for name in self.now.nodes if name not in stay}
+        if gone:
+            self._keep(self.now.changed(OrderAsk(nodes=gone)))
+
     def take(self, ask: OrderAsk) -> Orders:
         """Raises InvalidRequest for a node that the region does not have."""
         for name in ask.nodes:
-            if name not in self._nodes:
+            if name not in self._nodes | self._before:
                 known = ", ".join(sorted(self._nodes))
                 raise InvalidRequest(f"this region has no node {name!r}; it has: {known}")
-        self.now = self.now.changed(ask)
-        write_orders(self._path, self.now)
-        log.info("orders: %s", self.now)
-        self._changed(self.now)
-        return self.now
+        return self._keep(self.now.changed(ask))
+
+    def _keep(self, orders: Orders) -> Orders:
+        self.now = orders
+        write_orders(self._path, orders)
+        log.info("orders: %s", orders)
+        self._changed(orders)
+        return orders
 
 
 class OrdersHttp:

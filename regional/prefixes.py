@@ -70,7 +70,7 @@ class Prefixes:
         self._region = region
         self._epoch = epoch
         self._holds = holds
-        self._share = share
+        self.share = share
         self._entries = entries
         self._counter = HotCounter()
         self._read: OrderedDict[bytes, bytes] = OrderedDict()
@@ -133,7 +133,7 @@ class Prefixes:
         counted = now - self._counted_at >= COUNTS_EVERY_S
         if counted:
             self._counted_at = now
-            frequent = self._counter.frequent(self._share, now)
+            frequent = self._counter.frequent(self.share, now)
         self._newest = RegionPrefixes(
             region=self._region,
             epoch=self._epoch,

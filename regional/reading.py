@@ -113,6 +113,11 @@ class Reader:
         for pool in (self._long, self._huge):
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def take(self, topology: Topology, texts: Mapping[ModelName, TextModel]) -> None:
+        """What is read from now on; what is being read goes on as it was."""
+        self._topology = topology
+        self._texts = texts
+
     def context(self, model: ModelName) -> int:
         """Tokens of prompt and answer together."""
         configured = self._topology.models[model].context

@@ -27,8 +27,9 @@ from core.errors import (
 from core.events import Done, encode_frame
 from core.metrics import RouterMetrics
 from core.naps import nap
-from core.types import GenerateRequest, ModelName, PoolId, RequestId, Usage
-from regional.cluster import Cluster, pools_of
+from core.telemetry import SILENT, Telemetry
+from core.types import GenerateRequest, ModelName, PoolId, RequestId
+from regional.cluster import Cluster, Member, pools_of
 from regional.demand import Demand
 from regional.dispatch import Dispatcher, Placed
 from regional.hits import Hits
@@ -38,6 +39,7 @@ from regional.pb import node_pb2 as pb
 from regional.prefixes import Prefixes, request_ids, standing_blocks
 from regional.purging import Purges
 from regional.reading import Reader, Reading
+from regional.record import Record
 from regional.rpc import NodeSession
 
 log = logging.getLogger("skerry.router")
@@ -59,8 +61,11 @@ class Router:
         prefixes: Prefixes,
         changed: Callable[[], None],
         cold: Callable[[ModelName], None] = lambda _: None,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         """`cold`: see `dispatch.Dispatcher`."""
+        self._region = region.name
+        self._telemetry = telemetry
         self.cluster = Cluster(region, heartbeat_s=limits.heartbeat_s)
         self.index = KvIndex()
         self.dispatcher = Dispatcher(
@@ -78,6 +83,8 @@ class Router:
         self._limits = limits
         self._reader = reader
         self._metrics = metrics
+        for node in region.nodes:
+            metrics.lost_nodes.labels(node.name)  # a series from the start: its first loss counts
         self._prefixes = prefixes
         self._changed = changed
         self._lives: set[Life] = set()
@@ -176,6 +183,7 @@ class Router:
             attempts=self._attempts,
             number=self._numbers.__next__,
             metrics=self._metrics,
+            record=Record(request, self._region, self._telemetry),
             read=self._prompt_read,
         )
         self._prefixes.asked(request_ids(request), time.monotonic())
@@ -194,12 +202,13 @@ class Router:
         if not self._lives:
             self._idle.set()
         self._metrics.requests.labels(outcome).inc()
-        _note(life, outcome)
-        if isinstance(life.closing, Done):
-            self._observe(life.closing)
-            self.demand.answered(life.request.model, life.closing.timings)
+        done = life.closing if isinstance(life.closing, Done) else None
+        life.record.close(outcome, done)
+        if done is not None:
+            self._observe(done)
+            self.demand.answered(life.request.model, done.timings)
             if life.placed is not None:
-                self.hits.answered(life.placed, life.closing)
+                self.hits.answered(life.placed, done)
         self._changed()
 
     def _prompt_read(self, request: GenerateRequest, reading: Reading, placed: Placed) -> None:
@@ -229,12 +238,14 @@ class Router:
                 self._lose(session, "three heartbeats were missed")
 
     def joined(self, session: NodeSession) -> None:
+        before = self.cluster.find(session.name)
         try:
             replaced = self.cluster.join(session)
         except InvalidRequest as error:
             log.warning("a node is refused: %s", error)
             raise
         if replaced is not None:
+            self._count_lost(before)
             self._forget(replaced, "the node joined again")
             for pool in _pools(replaced):
                 self.index.leave(pool)
@@ -264,6 +275,8 @@ class Router:
             case "sent":
                 self._tell(session, message.sent)
             case "failed":
+                if message.failed.code == Draining.code:
+                    self.cluster.leaving(session)  # its heartbeat may say so only after this
                 self._tell(session, message.failed)
             case "purged":
                 self.purges.heard(session, message.purged)
@@ -284,12 +297,18 @@ class Router:
         self._lose(session, session.end_reason or "")
 
     def _lose(self, session: NodeSession, reason: str) -> None:
+        member = self.cluster.find(session.name)
         if self.cluster.remove(session):
+            self._count_lost(member)
             for pool in _pools(session):
                 self.index.leave(pool)
             log.warning("node %s is lost: %s", session.name, reason)
             self._forget(session, reason)
             self.dispatcher.poke()
+
+    def _count_lost(self, member: Member | None) -> None:
+        if member is not None and not member.leaving:
+            self._metrics.lost_nodes.labels(member.session.name).inc()
 
     def _forget(self, session: NodeSession, reason: str) -> None:
         session.end(reason)
@@ -338,30 +357,3 @@ def _innermost(error: BaseException) -> str:
         return "?"
     code = trace.tb_frame.f_code
     return f"{code.co_filename}:{trace.tb_lineno}"
-
-
-def _note(life: Life, outcome: str) -> None:
-    """This hop's one line of a request."""
-    placement = life.placed.placement if life.placed is not None else None
-    done = (
-        life.closing
-        if isinstance(life.closing, Done)
-        else Done(usage=Usage(prompt_tokens=0, completion_tokens=0))
-    )
-    log.info(
-        "passed id=%s outcome=%s model=%s prefill=%s decode=%s reason=%s prompt=%d cached=%d"
-        " completion=%d queue_ms=%d prefill_ms=%d decode_ms=%d kv_bytes=%d",
-        life.request.id,
-        outcome,
-        life.request.model,
-        placement.prefill.node if placement and placement.prefill else "-",
-        placement.decode.node if placement else "-",
-        placement.reason if placement else "-",
-        done.usage.prompt_tokens,
-        done.usage.cached_tokens,
-        done.usage.completion_tokens,
-        done.timings.queue_s * 1000,
-        done.timings.prefill_s * 1000,
-        done.timings.decode_s * 1000,
-        done.timings.kv_bytes,
-    )

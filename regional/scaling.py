@@ -4,10 +4,13 @@ for a model that is cold. Whoever starts nodes follows what is published; a rout
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from core.config import Region
 from core.config_scale import at_first, first_nodes
@@ -18,6 +21,7 @@ from regional.cluster import UNMEASURED_TOKENS_PER_S, Cluster, ClusterView, Node
 from regional.demand import Demand
 from regional.dispatch import Dispatcher
 from regional.placement import TYPICAL_ANSWER_TOKENS
+from regional.places import Places
 from regional.scaler import Load, Standing, decide
 
 LOOK_S = 1.0
@@ -29,6 +33,8 @@ ASSUMED_START_S = 5.0
 """Until one has been seen."""
 LEAST_START_S = 0.5
 """Of a start that takes longer than the last one did."""
+TURNED_AWAY_S = 1.0
+"""A request that would not wait counts for so long as one that does."""
 
 
 @dataclass(slots=True)
@@ -69,49 +75,73 @@ class Scaling:
         self._standing: dict[tuple[ModelName, Role], Standing] = {}
         self._starts = {ModelName(model): _Start() for model in region.scale}
         self._asked: set[ModelName] = set()
+        self._asked_at: dict[ModelName, float] = {}
+        self._places = Places(region)
+        self._told: list[Wanted] = []
         self._poked = asyncio.Event()
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
         """Of what has been decided on; for the rest, whatever runs is right."""
         return tuple(
-            Wanted(model=model, role=role, nodes=one.wanted, why=one.why)
-            for (model, role), one in self._standing.items()
+            self._published(model, role, one) for (model, role), one in self._standing.items()
         )
 
     @property
     def running(self) -> frozenset[str]:
-        """The nodes that should run."""
-        wanted = {**at_first(self._region)}
+        """The nodes that should run. Of those in a pool only what always does: who else has a place
+        is for whoever starts them to say."""
+        always = at_first(self._region)
+        wanted = {**always}
         wanted.update({key: one.wanted for key, one in self._standing.items()})
-        nodes = first_nodes(self._region, wanted, self._cluster.resting)
-        return frozenset(node.name for node in nodes)
+        resting, here = self._cluster.resting, {one.session.name for one in self._cluster.members()}
+        nodes = first_nodes(self._region, wanted, resting, here)
+        return frozenset(
+            {node.name for node in nodes if node.pool is None}
+            | {one.name for one in first_nodes(self._region, always, resting, here) if one.pool}
+        )
 
     def start_s(self, model: ModelName) -> float | None:
         """How long until a cold model has a node; None for one whose nodes are not started here."""
         start = self._starts.get(model)
-        return None if start is None else start.left_s(self._clock())
+        if start is None:
+            return None
+        return start.left_s(self._clock()) + self._places.wait_s(model, self._cluster)
 
     def cold(self, model: ModelName) -> None:
-        """A request waits for it."""
+        """A request waits for it, or would not."""
         self._asked.add(model)
+        self._asked_at[model] = self._clock()
+        self._poked.set()
+
+    def take(self, region: Region) -> None:
+        """Go on with what a changed topology says; what is known of what stays is kept."""
+        self._region, there = region, _there(region)
+        self._places = Places(region)
+        for model, role in self._there.keys() - there.keys():
+            if self._standing.pop((model, role), None) is not None:
+                self._metrics.wanted.remove(model, role.value)
+        self._there = there
+        models = [ModelName(model) for model in region.scale]
+        self._starts = {model: self._starts.get(model) or _Start() for model in models}
         self._poked.set()
 
     async def run(self) -> None:
-        """Until cancelled; at once over for a region that scales nothing."""
-        while self._there:
+        """Until cancelled."""
+        while True:
             self._poked.clear()
             self.look()
             starting = any(start.since is not None for start in self._starts.values())
+            pause_s = CLOSELY_S if starting else LOOK_S
             try:
-                async with asyncio.timeout(CLOSELY_S if starting else LOOK_S):
+                async with asyncio.timeout(pause_s if self._there else None):
                     await self._poked.wait()
             except TimeoutError:
                 continue
 
     def look(self) -> None:
         """Decide anew."""
-        now, view, before = self._clock(), self._cluster.view(), self.wanted
+        now, view, before = self._clock(), self._cluster.view(), self._told
         for (model, role), there in self._there.items():
             load = self._load(view, model, role, there)
             known = self._standing.get((model, role))
@@ -123,8 +153,23 @@ class Scaling:
         self._asked.clear()
         for model, start in self._starts.items():
             self._time(start, model, view, now)
-        if self.wanted != before:
+        self._told = [_lasting(one) for one in self.wanted]
+        if self._told != before:
             self._changed()
+
+    def _published(self, model: ModelName, role: Role, one: Standing) -> Wanted:
+        waiting, _ = self._dispatcher.waiting_for(model)
+        turned_away = self._clock() - self._asked_at.get(model, -math.inf) < TURNED_AWAY_S
+        return Wanted(
+            model=model,
+            role=role,
+            nodes=one.wanted,
+            why=one.why,
+            waiting=max(waiting, int(turned_away)),
+            waiting_s=self._dispatcher.waiting_s(model),
+            in_use=self._demand.idle_s(model) == 0.0,
+            no_place=self._places.full(model, self._cluster),
+        )
 
     def _load(self, view: ClusterView, model: ModelName, role: Role, there: int) -> Load:
         nodes = [
@@ -155,7 +200,7 @@ class Scaling:
         if any(view.answering(model)):
             if start.since is not None:
                 start.took_s, start.since = now - start.since, None
-        elif not self._wants_answers(model):
+        elif not self._wants_answers(model) or self._places.full(model, self._cluster):
             start.since = None
         elif start.since is None:
             start.since = now
@@ -166,6 +211,12 @@ class Scaling:
             for (of, role), one in self._standing.items()
             if of == model and role is not Role.PREFILL
         )
+
+
+def _lasting(one: Wanted) -> Wanted:
+    """Without what changes all the time: that is no news."""
+    waiting = int(one.waiting > 0)
+    return msgspec.structs.replace(one, waiting=waiting, waiting_s=0.0, in_use=False)
 
 
 def _there(region: Region) -> Mapping[tuple[ModelName, Role], int]:

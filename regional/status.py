@@ -42,8 +42,9 @@ def rested(status: NodeStatus, orders: Orders) -> NodeStatus:
     return msgspec.structs.replace(status, draining=True)
 
 
-def node_status(member: Member) -> NodeStatus:
-    """What the node last said of itself, and what the router has counted for it."""
+def node_status(member: Member, pool: str = "") -> NodeStatus:
+    """What the node last said of itself, and what the router has counted for it. `pool`: of the
+    topology."""
     view, join, beat = member.view(), member.session.join, member.beat
     return NodeStatus(
         name=view.name,
@@ -51,6 +52,9 @@ def node_status(member: Member) -> NodeStatus:
         model=view.offers[0].model,
         pid=join.pid,
         draining=view.draining,
+        pool=pool,
+        placed=member.placed if pool else 0,
+        idle_s=member.idle_s if pool else 0.0,
         running=beat.running,
         waiting=beat.waiting,
         blocks_used=beat.blocks_used,
@@ -106,6 +110,7 @@ def absent(
                 model=ModelName(node.model),
                 alive=False,
                 off=running is not None and node.name not in running,
+                pool=node.pool or "",
                 plan=str(node.parallel),
             )
 
@@ -262,13 +267,15 @@ def region_status(
     """All of it in one frame; `sequence` is the publisher's to set. `nodes`: as the topology has
     them; `running`: see `absent`."""
     known = tuple(members)
+    nodes = tuple(nodes)
+    pools = {node.name: node.pool or "" for node in nodes}
     return RegionStatus(
         region=RegionName(region),
         epoch=epoch,
         sequence=0,
         models=models,
         nodes=(
-            *(rested(node_status(member), orders) for member in known),
+            *(rested(node_status(one, pools.get(one.session.name, "")), orders) for one in known),
             *(rested(one, orders) for one in absent(known, nodes, running)),
         ),
         prefill_work_s=prefill_work_s(view),

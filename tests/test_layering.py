@@ -36,7 +36,7 @@ FORBIDDEN_IN_VOCABULARY = (*HEAVY, *ENGINE, "core.text", "grpc", "tokenizers", "
 # What runs before anything is installed.
 STANDARD_LIBRARY_ONLY = ("deploy/__init__.py", "deploy/doctor.py", "deploy/setup_env.py",
                          "deploy/progress.py", "deploy/child.py", "deploy/sizes.py",
-                         "deploy/cli.py")  # fmt: skip
+                         "deploy/cli.py", "deploy/ssh/agent.py")  # fmt: skip
 
 # Package → what must not be loaded when all its modules are.
 NOT_LOADED: dict[str, tuple[str, ...]] = {

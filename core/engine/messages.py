@@ -26,6 +26,7 @@ from core.engine.purge_messages import Purge, Purged, Scrubbed
 from core.errors import ConfigError
 from core.framing import FrameDecoder
 from core.kv.geometry import KVGeometry
+from core.log import Form
 from core.parallel import Plan
 from core.types import FinishReason
 
@@ -324,6 +325,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     native: bool = True
     """Use compiled kernels where they are there; False: PyTorch alone."""
     scripted: ScriptedConfig | None = None
+    log: Form = "text"
 
     @property
     def gpu(self) -> int:

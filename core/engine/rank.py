@@ -48,7 +48,7 @@ def main(makers: Makers | None = None) -> int:
     except (msgspec.MsgspecError, OSError) as error:
         print(f"skerry rank: SKERRY_RANK does not describe a rank: {error}", file=sys.stderr)  # noqa: T201 — there is no log before there is a configuration
         return EXIT_CONFIG
-    log.setup(f"rank/{config.node}.{config.rank}")
+    log.setup(f"rank/{config.node}.{config.rank}", form=config.log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front, which drains first
     status = serve(config, sock, makers)
     if config.plan.ranks > 1:  # a thread may wait for another rank, for ever
@@ -244,4 +244,8 @@ def _ready(config: RankConfig, loaded: LoadedModel, context: int) -> Ready:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    # Taking torch apart module by module takes as long as half a second, in which nobody else can
+    # have the memory; the system does it at once.
+    logging.shutdown()
+    os._exit(ended)

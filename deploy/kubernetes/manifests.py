@@ -45,9 +45,21 @@ def manifests(topology: Topology, unit: str, values: Values) -> list[Object]:
             return list(_edge(edge, text, values))
     for region in topology.regions:
         if region.name == unit:
+            _no_pools(region)
             return list(_region(region, text, values))
     known = ", ".join([*(one.name for one in topology.edges), *(r.name for r in topology.regions)])
     raise ConfigError(f"no edge and no region is named {unit!r}; the topology has: {known}")
+
+
+def _no_pools(region: Region) -> None:
+    """Raises ConfigError for one with pools: who gives way to whom is decided by the launcher of
+    one machine, and in a cluster nobody would."""
+    if region.pools:
+        raise ConfigError(
+            f"region {region.name!r} has pools ({', '.join(region.pools)}): nodes that share a "
+            "place need `skerry up` on that machine; in a cluster places are the cluster's to "
+            "give: leave [regions.pools] and each node's `pool` out of the topology"
+        )
 
 
 def in_cluster(topology: Topology, values: Values) -> Topology:
@@ -66,7 +78,9 @@ def in_cluster(topology: Topology, values: Values) -> Topology:
         )
     return replace(
         topology,
-        edges=tuple(replace(one, listen=f"0.0.0.0:{values.port}") for one in topology.edges),
+        edges=tuple(  # the Ingress speaks https with callers
+            replace(one, listen=f"0.0.0.0:{values.port}", tls=None) for one in topology.edges
+        ),
         regions=tuple(regions),
         routing=replace(topology.routing, network_trusted=True, simulate_round_trips=False),
         secrets=replace(

@@ -87,7 +87,11 @@ EDGE = Dashboard(
         Panel(
             "Requests by region",
             "reqps",
-            ((rate("skerry_edge_routes_total", "region"), "{{region}}"),),
+            (
+                (rate("skerry_edge_routes_total", "region"), "{{region}}"),
+                ("sum(rate(skerry_edge_hot_prompts_total[$__rate_interval]))", "alike to the end"),
+            ),
+            "Prompts that are alike to their end cannot be told apart: a retry loop, a load test.",
         ),
         Panel(
             "Failed attempts",
@@ -114,6 +118,12 @@ EDGE = Dashboard(
                 (rate("skerry_edge_prompt_tokens_total", "model"), "read {{model}}"),
                 (rate("skerry_edge_completion_tokens_total", "model"), "written {{model}}"),
             ),
+        ),
+        Panel(
+            "Certificates end in",
+            "s",
+            (("min by (instance) (skerry_edge_certificate_left_seconds)", "{{instance}}"),),
+            "Of edges whose callers speak https.",
         ),
     ),
 )
@@ -162,6 +172,12 @@ REGION = Dashboard(
             (("sum(rate(skerry_router_kv_bytes_total[$__rate_interval]))", "bytes a second"),),
         ),
         Panel("Nodes joined", "short", (("sum by (role) (skerry_router_nodes)", "{{role}}"),)),
+        Panel(
+            "Nodes lost in ten minutes",
+            "short",
+            (("max by (node) (increase(skerry_router_lost_nodes_total[10m]))", "{{node}}"),),
+            "Without having said so: killed, crashed, silent.",
+        ),
         Panel(
             "Nodes wanted",
             "short",

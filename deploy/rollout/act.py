@@ -24,20 +24,26 @@ class Stage(Protocol):
 
 
 def roll_out(
-    steps: Sequence[Step], before: Standing, stage: Stage, say: Callable[[str], None]
+    plans: Sequence[Sequence[Step]], before: Standing, stage: Stage, say: Callable[[str], None]
 ) -> None:
-    """Raises RolledBack, WorldEnds."""
-    done: list[Step] = []
-    for number, step in enumerate(steps, start=1):
-        say(f"[{number}/{len(steps)}] {step}")
-        done.append(step)
-        try:
-            stage.take(step)
-        except WorldEnds:
-            raise
-        except ConfigError as error:
-            say(f"  failed: {error}")
-            _go_back(way_back(done, before), stage, say, str(error))
+    """The steps of one unit after the other; all units go back where one fails. Raises RolledBack,
+    WorldEnds."""
+    done: list[list[Step]] = []
+    total, number = sum(map(len, plans)), 0
+    for steps in plans:
+        done.append([])
+        for step in steps:
+            number += 1
+            say(f"[{number}/{total}] {step}")
+            done[-1].append(step)
+            try:
+                stage.take(step)
+            except WorldEnds:
+                raise
+            except ConfigError as error:
+                say(f"  failed: {error}")
+                back = [one for unit in reversed(done) for one in way_back(unit, before)]
+                _go_back(back, stage, say, str(error))
 
 
 def _go_back(steps: Sequence[Step], stage: Stage, say: Callable[[str], None], why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -11,15 +12,18 @@ import msgspec
 from core.config import Topology, World
 from core.errors import ConfigError
 from core.headers import SECRET_HEADER
-from core.orders import ORDERS_PATH, Orders
+from core.orders import ORDERS_PATH, TOPOLOGY_PATH, Orders, TopologyAsk
 from core.status import NodeStatus
 from deploy.fleet import WorldEnds
 from deploy.inside import router_url
+from deploy.orders import reason_of
 from deploy.ready import router_view
 from deploy.rollout.steps import Kind
 from deploy.status import EdgeView
 
 TIMEOUT_S = 2.0
+TELL_S = 60.0
+"""A router reads the tokenizers of new models before it answers."""
 POLL_S = 0.1
 ANEW = {"connection": "close"}
 """A kept connection would lead to the same process each time."""
@@ -34,6 +38,7 @@ class Asking:
         self._secret = world.secret("region").decode()
         self._pause = pause
         self.topology: Topology = world.topology
+        self._before: Topology = world.topology
 
     def until(self, what: Callable[[], bool], within_s: float, *, else_: Callable[[], str]) -> None:
         """Raises ConfigError with the words of `else_` when it has not come true, WorldEnds."""
@@ -67,13 +72,13 @@ class Asking:
         return len(view.workers) == workers and _hears(view, None)
 
     def all_hear(self, region: str) -> bool:
-        return all(self.hears(f"http://{edge.listen}", region) for edge in self.topology.edges)
+        return all(self.hears(edge.url, region) for edge in self.topology.edges)
 
     def serving(self) -> frozenset[str]:
         """The regions that every edge can use now; those that rest are not."""
         found: set[str] | None = None
         for edge in self.topology.edges:
-            view = self.edge_at(f"http://{edge.listen}")
+            view = self.edge_at(edge.url)
             usable = {
                 one.name
                 for one in (view.regions if view else ())
@@ -90,7 +95,7 @@ class Asking:
         pages: list[bytes] = []
         for edge in self.topology.edges:
             try:
-                answer = self._client.get(f"http://{edge.listen}/metrics", timeout=TIMEOUT_S)
+                answer = self._client.get(f"{edge.url}/metrics", timeout=TIMEOUT_S)
             except httpx.HTTPError:
                 continue
             if answer.is_success:
@@ -100,8 +105,8 @@ class Asking:
     # ------------------------------------------------------------------ regions
 
     def doors(self, kind: Kind, name: str) -> Mapping[str, str]:
-        """URLs of the routers that know of it, by name."""
-        for region in self.topology.regions:
+        """URLs of the routers that know of it, by name; also of a node that is to go."""
+        for region in (*self.topology.regions, *self._before.regions):
             urls = {door: router_url(self.topology, router.http) for door, router in region.doors}
             if kind is Kind.ROUTER and name in urls:
                 return {name: urls[name]}
@@ -116,6 +121,21 @@ class Asking:
             return self._client.get(f"{router}/healthz", timeout=TIMEOUT_S).is_success
         except httpx.HTTPError:
             return False
+
+    def tell(self, router: str, topology: Path) -> None:
+        """Have it go on with the topology in this file. Raises ConfigError with its reason."""
+        (url,) = self.doors(Kind.ROUTER, router).values()
+        try:
+            said = self._client.post(
+                f"{url}{TOPOLOGY_PATH}",
+                content=msgspec.json.encode(TopologyAsk(str(topology))),
+                headers={SECRET_HEADER: self._secret},
+                timeout=TELL_S,
+            )
+        except httpx.HTTPError as error:
+            raise ConfigError(f"router {router} does not answer at {url}: {error}") from error
+        if not said.is_success:
+            raise ConfigError(f"router {router} refused the change: {reason_of(said)}")
 
     def node(self, router: str, name: str) -> NodeStatus | None:
         view = router_view(self._client, router)

@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigError
-from deploy.rollout.messages import Ask, Deploy, Ended, Told, View
+from deploy.rollout.messages import Ask, Ended, Told
 
 LONGEST_PATH = 100
 """Addresses of Unix sockets have a little over a hundred bytes."""
 MOST_BYTES = 64 << 10
 Tell = Callable[[Told], None]
-_ask: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Deploy | View)
+_ask: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
 _told: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
 
 

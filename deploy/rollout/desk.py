@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from core.config import Topology, World, load, read
 from core.config_locate import line_of
 from core.errors import ConfigError
 from deploy import toml_write
+from deploy.digests import check_digests
 from deploy.fleet import Fleet
 from deploy.inside import client as client_of
-from deploy.models import check_models
+from deploy.memory import no_room
+from deploy.models import check_model, check_models
+from deploy.ports import resolve
 from deploy.process import Spec, describe_exit
 from deploy.releases import Release, own, release_at
 from deploy.rollout.act import roll_out
+from deploy.rollout.arrivals import arrive, newcomers
 from deploy.rollout.asking import Asking
+from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.control import Tell
 from deploy.rollout.fit import misfits, self_contained, settled
-from deploy.rollout.messages import Ask, Deploy, Said, Seen, View
+from deploy.rollout.messages import AddModel, Ask, Change, Deploy, RemoveModel, Said, Seen, View
+from deploy.rollout.models import fresh_nodes, regions_with, with_model, without_model
 from deploy.rollout.plan import Ran, Standing, Wish, names_in, plan
-from deploy.rollout.stage import LocalStage, Making, Patience
+from deploy.rollout.stage import LocalStage, Making
+from deploy.rollout.steps import Step
 from deploy.specs import Makings, names
 
 LAST_S = 5.0
@@ -51,6 +62,7 @@ class Desk:
         first = Making(world, self._own)
         self._made = dict.fromkeys(names(world), first)
         self._turn = threading.Lock()
+        self._places = ExitStack()
         self._ending = threading.Event()
         self._files = 1
 
@@ -63,9 +75,14 @@ class Desk:
         if not self._turn.acquire(blocking=False):
             raise ConfigError("another rollout is under way in this world")
         try:
-            self._deploy(ask, lambda line: tell(Said(line)))
+            self._take(ask, lambda line: tell(Said(line)))
         finally:
             self._turn.release()
+
+    @property
+    def world(self) -> World:
+        """As it runs now."""
+        return self._world
 
     def spec(self, name: str) -> Spec:
         """How the process `name` has to be started now."""
@@ -77,60 +94,129 @@ class Desk:
         self._ending.set()
         if self._turn.acquire(timeout=LAST_S):
             self._turn.release()
+        self._places.close()
+
+    def _take(self, ask: Change, say: Callable[[str], None]) -> None:
+        match ask:
+            case Deploy():
+                self._deploy(ask, say)
+            case AddModel():
+                self._add(ask, say)
+            case RemoveModel():
+                self._remove(ask, say)
 
     def _deploy(self, ask: Deploy, say: Callable[[str], None]) -> None:
         release = release_at(Path(ask.release)) if ask.release else None
-        after = self._described(ask.topology)
         wish = Wish(
             unit=ask.unit,
-            topology=after.topology,
+            topology=self._world.topology,
             release=None if release is None else str(release.folder),
             again=ask.again,
             canary=ask.canary,
             watch_s=ask.watch_s,
         )
-        with client_of(self._world) as client:
+        with ExitStack() as places:
+            after, asked = self._described(ask.topology, places, say)
+            check_digests(after, say)
+            if self._change([wish], after, ask, say, release):
+                self._places.push(places.pop_all())
+                self._asked = asked
+                file = self._world.path.name
+                say(f"{ask.unit} runs {release or 'the release that it ran'}, {file}")
+
+    def _add(self, ask: AddModel, say: Callable[[str], None]) -> None:
+        after = replace(self._world, topology=with_model(self._world.topology, ask))
+        check_model(after, ask.name)
+        for node in fresh_nodes(self._world.topology, after.topology):
+            why = no_room(after, node)
+            if why is not None:
+                raise ConfigError(why)
+        regions = regions_with(after.topology, ask.name)
+        edges = [edge.name for edge in after.topology.edges]
+        wishes = [Wish(unit=name, topology=after.topology) for name in (*regions, *edges)]
+        if self._change(wishes, after, ask, say):
+            say(f"{ask.name} is served in {', '.join(regions)}")
+
+    def _remove(self, ask: RemoveModel, say: Callable[[str], None]) -> None:
+        before = self._world.topology
+        after = replace(self._world, topology=without_model(before, ask.name))
+        (model,) = before.models.keys() - after.topology.models.keys()
+        edges = [edge.name for edge in before.edges]
+        regions = regions_with(before, model)
+        wishes = [Wish(unit=name, topology=after.topology) for name in (*edges, *regions)]
+        if self._change(wishes, after, ask, say):
+            say(f"{model} is not served any more")
+
+    def _change(
+        self,
+        wishes: Sequence[Wish],
+        after: World,
+        ask: Change,
+        say: Callable[[str], None],
+        release: Release | None = None,
+    ) -> bool:
+        """Fulfil `wishes`, whose topology is that of `after`, one after the other. False where
+        there is nothing to do, or it is only to be said."""
+        with client_of(after) as client:
             asking = Asking(client, self._world, self._ending.wait)
             before = self._standing(asking)
-            steps = plan(wish, before)
+            plans = self._plans([replace(one, topology=after.topology) for one in wishes], before)
+            steps = [step for one in plans for step in one]
             if not steps:
-                say(f"nothing to do: {ask.unit} runs this already")
-                return
+                units = ", ".join(wish.unit for wish in wishes)
+                say(f"nothing to do: {units} runs this already")
+                return False
             if ask.dry_run:
                 for number, step in enumerate(steps, start=1):
                     say(f"{number}. {step}")
-                return
+                return False
             world = self._written(after)
             asking.topology = after.topology
+            patience = Patience(ask.idle_s, ask.ready_s)
             stage = LocalStage(
                 fleet=self._fleet,
                 makings=self._makings,
                 made=self._made,
                 after={name: self._to_be(name, world, release) for name in names(world)},
-                world=world,
                 asking=asking,
-                patience=Patience(ask.idle_s, ask.ready_s),
-                pause=self._ending.wait,
-                say=say,
+                attending=Attending(
+                    client=client,
+                    world=world,
+                    asking=asking,
+                    patience=patience,
+                    pause=self._ending.wait,
+                    say=say,
+                ),
+                patience=patience,
             )
             self._fleet.reserved |= names_in(steps)
             try:
-                roll_out(steps, before, stage, say)
+                roll_out(plans, before, stage, say)
             finally:
                 self._fleet.reserved.clear()
         self._world = world
         self._recorded(world.path)
-        say(f"{ask.unit} runs {release or 'the release that it ran'}, {world.path.name}")
+        return True
+
+    def _plans(self, wishes: Sequence[Wish], before: Standing) -> Sequence[Sequence[Step]]:
+        """Raises ConfigError for a wish that cannot be."""
+        regions, edges = newcomers(self._world.topology, wishes[0].topology)
+        if regions or edges:
+            return arrive(wishes[0], regions, edges, before)
+        return [plan(wish, before) for wish in wishes]
 
     def _to_be(self, name: str, world: World, release: Release | None) -> Making:
         made = self._made.get(name)
         return Making(world, release or (self._own if made is None else made.release))
 
-    def _described(self, file: str) -> World:
-        """The topology of a file with the addresses of the running world. Raises ConfigError with
-        file and line when it does not fit."""
+    def _described(
+        self, file: str, places: ExitStack, say: Callable[[str], None]
+    ) -> tuple[World, Topology]:
+        """The topology of a file with the addresses of the running world, and as it was asked for.
+        `places` keeps addresses that were found for what is new. Raises ConfigError with file and
+        line when it does not fit."""
         if not file:
-            return self._world
+            return self._world, self._asked
         given = load(Path(file), state=self._world.state)
         check_models(given)
         topology = settled(self_contained(given), self._asked, self._world.topology)
@@ -138,8 +224,27 @@ class Desk:
             line = line_of(read(given.path), complaint.path)
             raise ConfigError(f"{given.path}:{line}: {complaint.what}")
         if topology == self._world.topology:
-            return self._world
-        return World(topology, given.path, self._world.state)
+            return self._world, self._asked
+        regions, edges = newcomers(self._world.topology, topology)
+        fresh = resolve(
+            structs.replace(topology, regions=tuple(regions), edges=tuple(edges)), places
+        )
+        for move in fresh.moves:
+            say(str(move))
+        self._makings.adopt(fresh.listeners)
+        new_regions = {one.name: one for one in fresh.topology.regions}
+        new_edges = {one.name: one for one in fresh.topology.edges}
+        topology = structs.replace(
+            topology,
+            regions=tuple(new_regions.get(one.name, one) for one in topology.regions),
+            edges=tuple(new_edges.get(one.name, one) for one in topology.edges),
+        )
+        asked = structs.replace(
+            self._asked,
+            regions=(*self._asked.regions, *regions),
+            edges=(*self._asked.edges, *edges),
+        )
+        return World(topology, given.path, self._world.state), asked
 
     def _written(self, described: World) -> World:
         """In a file of the run's own, so that whoever is started again later reads the same."""

@@ -22,10 +22,10 @@ def self_contained(world: World) -> Topology:
 def settled(given: Topology, asked: Topology, running: Topology) -> Topology:
     """`given` with the addresses that the start found for those that are asked for as they were
     then (`asked`), port 0 above all. `running` is what the start made of `asked`."""
-    edges = {one.name: (one, now) for one, now in zip(asked.edges, running.edges, strict=True)}
-    regions = {
-        one.name: (one, now) for one, now in zip(asked.regions, running.regions, strict=True)
-    }
+    asked_edges = {one.name: one for one in asked.edges}
+    asked_regions = {one.name: one for one in asked.regions}
+    edges = {now.name: (asked_edges.get(now.name, now), now) for now in running.edges}
+    regions = {now.name: (asked_regions.get(now.name, now), now) for now in running.regions}
     return replace(
         given,
         edges=tuple(_edge(one, *edges[one.name]) if one.name in edges else one
@@ -53,17 +53,16 @@ def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
         if (old := old_edges.get(edge.name)) is not None:
             for key in ("listen", "admin", "workers"):
                 yield from _fixed(("edges", place, key), old, edge, key)
+            if (old.tls is None) != (edge.tls is None):
+                yield Complaint(
+                    ("edges", place, "tls"),
+                    f"edge {edge.name!r} cannot change between http and https while it runs: for a "
+                    "while callers would find either; stop the world for that",
+                )
     for place, region in enumerate(after.regions):
         if (was := old_regions.get(region.name)) is not None:
             for key in ("http", "grpc", "routers"):
                 yield from _fixed(("regions", place, key), was, region, key)
-            gone = {node.name for node in was.nodes} - {node.name for node in region.nodes}
-            for name in sorted(gone):
-                yield Complaint(
-                    ("regions", place),
-                    f"node {name!r} runs and is not in region {region.name!r} any more; keep it, "
-                    "or stop the world for that",
-                )
 
 
 def _fixed(

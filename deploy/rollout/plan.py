@@ -2,15 +2,17 @@
 
 An edge is replaced beside itself, on the same socket. A region whose models others serve rests
 while it is replaced. One that has no stand-in is replaced node by node and router by router, as far
-as it has two of each; for what it has one of, it rests as well, and edges hold its callers.
+as it has two of each; for what it has one of, it rests as well, and edges hold its callers. Other
+nodes, models and scales a router takes in as it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.config import Node, Region, Topology
+from core.config_scale import at_first, first_nodes
 from core.errors import ConfigError
 from core.types import Role
 from deploy.rollout.steps import (
@@ -20,6 +22,7 @@ from deploy.rollout.steps import (
     Kind,
     Ready,
     Replace,
+    Reread,
     Rest,
     Start,
     Step,
@@ -27,7 +30,7 @@ from deploy.rollout.steps import (
     Watch,
     Weigh,
 )
-from deploy.topology_diff import changes, restarts
+from deploy.topology_diff import Change, changes, rereads, restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +77,49 @@ def plan(wish: Wish, before: Standing) -> tuple[Step, ...]:
     if unit not in regions:
         raise ConfigError(f"the topology has neither an edge nor a region {unit!r}")
     if unit not in before.processes:
-        raise ConfigError(f"region {unit} is new: a running world takes a region at its next start")
+        raise ConfigError(f"region {unit} does not run")
     return tuple(_region(regions[unit], wish, before))
 
 
 def affected(names: Collection[str], wish: Wish, before: Standing) -> list[str]:
     """Those of `names` that do not run, or not as wished, in the topology's order."""
     found: list[str] = []
-    again: dict[int, set[str]] = {}
+    again = _Once(wish.topology, restarts)
     for name in names:
         ran = before.processes.get(name)
-        if ran is None or wish.again or wish.release not in (None, ran.release):
-            found.append(name)
-            continue
-        key = id(ran.topology)
-        if key not in again:
-            again[key] = set(restarts(changes(ran.topology, wish.topology), wish.topology))
-        if name.partition(".")[0] in again[key]:  # a further router is restarted with the first
+        if (
+            ran is None
+            or wish.again
+            or wish.release not in (None, ran.release)
+            or name.partition(".")[0] in again.since(ran)
+        ):
             found.append(name)
     return found
+
+
+class _Once:
+    """What `look` finds in the changes to a topology, worked out once for each earlier one."""
+
+    def __init__(
+        self, topology: Topology, look: Callable[[list[Change], Topology], list[str]]
+    ) -> None:
+        self._topology = topology
+        self._look = look
+        self._found: dict[int, frozenset[str]] = {}
+
+    def since(self, ran: Ran) -> frozenset[str]:
+        key = id(ran.topology)
+        if key not in self._found:
+            found = changes(ran.topology, self._topology)
+            self._found[key] = frozenset(self._look(found, self._topology))
+        return self._found[key]
 
 
 def names_in(steps: Sequence[Step]) -> set[str]:
     """Of all processes that the steps start or stop."""
     found = {name for step in steps if isinstance(step, Replace) for name in step.names}
     found |= {step.edge for step in steps if isinstance(step, Beside)}
-    return found | {step.name for step in steps if isinstance(step, Start)}
+    return found | {step.name for step in steps if isinstance(step, Start | Stop)}
 
 
 def has_stand_in(region: Region, topology: Topology, serving: Collection[str]) -> bool:
@@ -132,6 +152,8 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
     rests = {(step.kind, step.name): step.resting for step in done if isinstance(step, Rest)}
     replaced = [name for step in done if isinstance(step, Replace) for name in step.names]
     started = [step.name for step in done if isinstance(step, Start)]
+    stopped = [step.name for step in done if isinstance(step, Stop)]
+    told = [step.router for step in done if isinstance(step, Reread)]
     singles = {name: kind for kind, name in rests if kind is not Kind.REGION}
     together = [name for name in replaced if name not in singles]
     region = next((name for kind, name in rests if kind is Kind.REGION), None)
@@ -139,8 +161,12 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
     if region is not None and (together or started) and not rests[Kind.REGION, region]:
         steps += [Rest(Kind.REGION, region, True), Idle(Kind.REGION, region, must=False)]
     steps += [Stop(name) for name in reversed(started)]
+    steps += [Reread(name, back=True) for name in reversed(told)]
     if together:
         steps += [Replace(tuple(together), back=True), Ready(tuple(together))]
+    steps += [Start(name) for name in reversed(stopped)]
+    if stopped:
+        steps.append(Ready(tuple(reversed(stopped))))
     for name, kind in singles.items():
         if name in replaced:
             if not rests[kind, name]:
@@ -163,23 +189,44 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
 def _edge(wish: Wish, before: Standing) -> tuple[Step, ...]:
     edge = wish.unit
     if edge not in before.processes:
-        raise ConfigError(f"edge {edge} is new: a running world takes an edge at its next start")
+        raise ConfigError(f"edge {edge} does not run")
     if not affected([edge], wish, before):
         return ()
     return (Beside(edge),)
 
 
+def told(
+    region: Region, wish: Wish, before: Standing, but: Collection[str] = ()
+) -> tuple[Step, ...]:
+    """The routers that go on with what has changed, less those that are replaced (`but`)."""
+    news = _Once(wish.topology, rereads)
+    return tuple(
+        Reread(name)
+        for name, _ in region.doors
+        if name not in but and region.name in news.since(before.processes[name])
+    )
+
+
 def _region(region: Region, wish: Wish, before: Standing) -> Iterator[Step]:
     routers = [name for name, _ in region.doors]
     found = affected([*routers, *(node.name for node in region.nodes)], wish, before)
-    if not found:
-        return
+    yield from told(region, wish, before, found)
+    anew = not set(routers).isdisjoint(found)  # such a router does not know who goes
+    if anew:
+        yield from _gone(region, before)
+    if found:
+        yield from _found(found, region, wish, before)
+    if not anew:
+        yield from _gone(region, before)
+
+
+def _found(found: Collection[str], region: Region, wish: Wish, before: Standing) -> Iterator[Step]:
+    """What is to be started, or started again."""
+    routers = [name for name, _ in region.doors]
     fresh = [name for name in found if name not in before.processes]
     changed = [name for name in found if name in before.processes]
     nodes = [node for node in region.nodes if node.name in changed]
     doors = [name for name in routers if name in changed]
-    if fresh and not doors:
-        doors = list(routers)  # a router takes in the nodes of its own topology
     one_by_one: list[str] = []
     alone = not has_stand_in(region, wish.topology, before.serving)
     if alone and wish.canary is not None:
@@ -194,6 +241,17 @@ def _region(region: Region, wish: Wish, before: Standing) -> Iterator[Step]:
         yield from _singly(name, Kind.ROUTER if name in routers else Kind.NODE, before)
     together = [name for name in (*doors, *(n.name for n in nodes)) if name not in one_by_one]
     yield from _together(region, together, fresh, wish, before)
+
+
+def _gone(region: Region, before: Standing) -> Iterator[Step]:
+    """Nodes that the region had and is not to have any more."""
+    staying = {node.name for node in region.nodes}
+    had = before.processes[region.name].topology.region(region.name).nodes
+    for name in (node.name for node in had):
+        if name not in staying and name in before.processes:
+            yield Rest(Kind.NODE, name, True)
+            yield Idle(Kind.NODE, name)
+            yield Stop(name)
 
 
 def _singly(name: str, kind: Kind, before: Standing) -> Iterator[Step]:
@@ -213,10 +271,13 @@ def _together(
         yield Rest(Kind.REGION, name, True)
         yield Idle(Kind.REGION, name)
         yield Replace(tuple(names))
+    off = {node.name for node in region.nodes} - {
+        node.name for node in first_nodes(region, at_first(region), before.resting)
+    }
     for one in fresh:
-        yield Start(one)
-    if names or fresh:
-        yield Ready((*names, *fresh))
+        yield Start(one, later=one in off)
+    if up := (*names, *(one for one in fresh if one not in off)):
+        yield Ready(up)
     yield Heard(name)
     own = before.weights.get(name, 0)
     if wish.canary is not None:

@@ -49,7 +49,8 @@ def _rows(view: EdgeView, seen: Mapping[str, Seen]) -> Iterator[tuple[str, ...]]
             if one.kind == "router" and one.name.startswith(f"{region.name}."):
                 yield row(one.name, "router", "up", one.release)
         for node in status.nodes if status else ():
-            yield row(node.name, "node", _node_health(node), node.release)
+            health = "starting" if node.off and node.name in seen else _node_health(node)
+            yield row(node.name, "node", health, node.release)
     for one in seen.values():
         if one.name not in shown:
             yield row(one.name, one.kind, "not heard", one.release)
@@ -63,7 +64,7 @@ def _health(region: RegionView) -> str:
 
 def _node_health(node: NodeStatus) -> str:
     if not node.alive:
-        return "lost"
+        return "off" if node.off else "lost"
     return "draining" if node.draining else "up"
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from core.errors import ConfigError
 from deploy.rollout.control import ask
-from deploy.rollout.messages import Deploy, Said, Seen, View
-from deploy.state import FOLDER, Current, current_of, running_folders
+from deploy.rollout.messages import Change, Said, Seen, View
+from deploy.state import FOLDER, Current, current_of, running_folders, running_topology
+
+
+def topology_of(state: Path | None, root: Path = FOLDER) -> Path:
+    """The file that describes the world of `state`, or the only one that runs, as it is now. Raises
+    ConfigError."""
+    return running_topology(state if state is not None else next(iter(running_folders(root)), None))
 
 
 def control_of(state: Path | None, root: Path = FOLDER) -> Path:
@@ -28,7 +34,7 @@ def control_of(state: Path | None, root: Path = FOLDER) -> Path:
     return _control(current, folder)
 
 
-def asked(what: Deploy, state: Path | None) -> Iterator[str]:
+def asked(what: Change, state: Path | None) -> Iterator[str]:
     """What the world says meanwhile. Raises ConfigError with its last word when it has failed."""
     for told in ask(control_of(state), what):
         if isinstance(told, Said):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from core.config import World
 from core.errors import ConfigError
-from core.orders import OrderAsk
-from deploy.fleet import Fleet, WorldEnds, descendants
-from deploy.orders import Part, give
+from deploy.fleet import Fleet, descendants
 from deploy.process import Process, describe_exit
 from deploy.releases import Release
-from deploy.rollout import judge
 from deploy.rollout.asking import Asking
+from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.steps import (
     Beside,
     Heard,
@@ -23,6 +21,7 @@ from deploy.rollout.steps import (
     Kind,
     Ready,
     Replace,
+    Reread,
     Rest,
     Start,
     Step,
@@ -34,7 +33,6 @@ from deploy.specs import Makings
 
 STOP_S = 15.0
 """What is idle ends at once; a router gives what it still has 10 s."""
-WATCH_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +41,6 @@ class Making:
 
     world: World
     release: Release
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds: `idle_s` for what runs, `ready_s` for what starts."""
-
-    idle_s: float = 600.0
-    ready_s: float = 120.0
 
 
 class LocalStage:
@@ -64,94 +54,43 @@ class LocalStage:
         makings: Makings,
         made: dict[str, Making],
         after: Mapping[str, Making],
-        world: World,
         asking: Asking,
+        attending: Attending,
         patience: Patience,
-        pause: Callable[[float], bool],
-        say: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._makings = makings
         self._made = made
         self._before = dict(made)
         self._after = after
-        self._world = world
         self._asking = asking
+        self._attending = attending
         self._patience = patience
-        self._pause = pause
-        self._say = say
-        self._base = judge.read(asking.metrics())
+        self._stopped: set[str] = set()
 
     def take(self, step: Step) -> None:
         match step:
-            case Rest(kind, name, resting):
-                self._give(kind, name, resting=resting)
-            case Idle(kind, name, must):
-                self._idle(kind, name, must=must)
+            case Rest() | Idle() | Heard() | Weigh() | Watch():
+                self._attending.take(step)
             case Replace(names, back):
                 self._replace(names, back=back)
-            case Start(name):
-                self._start(name, self._after[name])
+            case Reread(router, back):
+                self._reread(router, back=back)
+            case Start(name, later):
+                self._begin(name, later=later)
             case Stop(name):
-                self._fleet.stop([name], STOP_S)
-                self._fleet.drop(name)
-                self._made.pop(name, None)
+                self._stop(name)
             case Beside(edge, back):
                 self._beside(edge, back=back)
             case Ready(names):
                 self._ready(names)
-            case Heard(region):
-                self._asking.until(
-                    lambda: self._asking.all_hear(region),
-                    self._patience.ready_s,
-                    else_=lambda: f"not every edge hears region {region}",
-                )
-            case Weigh(region, weight):
-                self._order(Kind.REGION, region, OrderAsk(weight=weight))
-            case Watch(region, seconds):
-                self._watch(region, seconds)
 
-    # ------------------------------------------------------------------ orders
-
-    def _give(self, kind: Kind, name: str, *, resting: bool) -> None:
-        node = kind is Kind.NODE
-        self._order(
-            kind, name, OrderAsk(nodes={name: resting}) if node else OrderAsk(resting=resting)
-        )
-
-    def _order(self, kind: Kind, name: str, ask: OrderAsk) -> None:
-        doors = tuple(self._asking.doors(kind, name).values())
-        give(self._world, Part(str(kind), name, doors), ask)
-
-    def _idle(self, kind: Kind, name: str, *, must: bool) -> None:
-        """For a moment, not at one moment: edges hear of a drain, and routers of what a node has,
-        a little later."""
-        heartbeat_s = self._world.topology.limits.heartbeat_s
-        settled_s = 2.5 * heartbeat_s if kind is Kind.NODE else 0.5
-        since: float | None = None
-        last = 0
-
-        def idle() -> bool:
-            nonlocal since, last
-            left = self._asking.under_way(kind, name)
-            if left:
-                since = None
-                if left != last:
-                    self._say(f"  {left} under way")
-                last = left
-                return False
-            now = time.monotonic()
-            since = now if since is None else since
-            return now - since >= settled_s
-
-        try:
-            self._asking.until(
-                idle, self._patience.idle_s, else_=lambda: f"{kind} {name} still has {last}"
-            )
-        except ConfigError as error:
-            if must or isinstance(error, WorldEnds):
-                raise
-            self._say(f"  {error}: what it has is broken off")
+    def _reread(self, router: str, *, back: bool) -> None:
+        making = (self._before if back else self._after)[router]
+        if self._made[router] is not making:
+            self._asking.tell(router, making.world.path)
+            self._fleet[router].spec = self._makings.spec(making.world, router, making.release)
+            self._made[router] = making
 
     # ------------------------------------------------------------------ processes
 
@@ -164,6 +103,22 @@ class LocalStage:
             self._made[name] = makings[name]
         for name in running:  # the others are off for want of work, and are made so when they start
             self._start(name, makings[name])
+
+    def _begin(self, name: str, *, later: bool) -> None:
+        """One that is new, or that was stopped for good and comes back after all."""
+        back = name in self._before
+        making = (self._before if back else self._after)[name]
+        if later or (back and name not in self._stopped):
+            self._made[name] = making
+        else:
+            self._start(name, making)
+
+    def _stop(self, name: str) -> None:
+        if name in self._fleet:
+            self._stopped.add(name)
+            self._fleet.stop([name], STOP_S)
+            self._fleet.drop(name)
+        self._made.pop(name, None)
 
     def _start(self, name: str, making: Making) -> None:
         spec = self._makings.spec(making.world, name, making.release)
@@ -186,7 +141,7 @@ class LocalStage:
                 if described.workers == 1:
                     return self._asking.hears(base)
                 return self._asking.crew_hears(
-                    f"http://{described.listen}", descendants(process.pid), described.workers
+                    described.url, descendants(process.pid), described.workers
                 )
 
             try:
@@ -222,7 +177,7 @@ class LocalStage:
         self._lives(process)
         topology = self._asking.topology
         if process.spec.kind == "edge":
-            return self._asking.hears(f"http://{topology.edge(name).listen}")
+            return self._asking.hears(topology.edge(name).url)
         if process.spec.kind == "node":
             doors = self._asking.doors(Kind.NODE, name)
             return all(self._has_joined(url, name) for url in doors.values())
@@ -242,33 +197,9 @@ class LocalStage:
         if process.exit_code is None:
             return True
         # A first process may answer meanwhile, and says so in the same file.
-        lines = [line for line in process.last_lines(60) if " skerry.request " not in line]
+        lines = [line for line in process.last_lines(60) if "skerry.request" not in line]
         last = "\n".join(f"    {line}" for line in lines[-4:]) or "    (nothing)"
         raise ConfigError(
             f"{process.spec.kind} {process.spec.name} ended while starting, "
             f"{describe_exit(process.exit_code)}\n  the end of {process.spec.log}:\n{last}"
         )
-
-    # ------------------------------------------------------------------ watching
-
-    def _watch(self, region: str, seconds: float) -> None:
-        """Raises ConfigError as soon as the region is worse than a bound allows."""
-        start = judge.read(self._asking.metrics())
-        none = judge.Counts()
-        before = self._base.get(region, none)
-        end = time.monotonic() + seconds
-        while True:
-            over = time.monotonic() >= end
-            now = judge.read(self._asking.metrics())
-            since = {name: counts.since(start.get(name, none)) for name, counts in now.items()}
-            came = since.get(region, none)
-            why = judge.complaint(came, before, judge.others(since, region))
-            if why is not None:
-                raise ConfigError(f"region {region} is worse than before: {why}")
-            if over:
-                break
-            if self._pause(WATCH_EVERY_S):
-                raise WorldEnds
-        few = came.answers < judge.BOUNDS.least
-        note = ", too few to tell" if few else ": no worse than before"
-        self._say(f"  {came.answers} answers, {came.errors} failed{note}")

@@ -51,17 +51,32 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What did not run before."""
+    """What did not run before. `later`: when somebody asks for its model."""
 
     name: str
+    later: bool = False
 
     def __str__(self) -> str:
+        if self.later:
+            return f"take in {self.name}, which starts when somebody asks for its model"
         return f"start {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
+class Reread:
+    """A router goes on with the topology that is to be, without a new start. `back`: with the one
+    that it had."""
+
+    router: str
+    back: bool = False
+
+    def __str__(self) -> str:
+        return f"tell router {self.router} of the change{_as_before(self.back)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
-    """What is not to run any more: the way back from `Start`."""
+    """What is not to run any more."""
 
     name: str
 
@@ -127,7 +142,7 @@ class Watch:
         return f"watch errors and first deltas of region {self.region} for {self.seconds:g} s"
 
 
-Step = Rest | Idle | Replace | Start | Stop | Beside | Ready | Heard | Weigh | Watch
+Step = Rest | Idle | Replace | Reread | Start | Stop | Beside | Ready | Heard | Weigh | Watch
 
 
 def _as_before(back: bool) -> str:

@@ -21,6 +21,7 @@ from litestar.types import Receive, Scope, Send
 from core.errors import Cancelled, InternalError, RequestError
 from core.events import Done
 from core.metrics import EdgeMetrics
+from core.telemetry import Telemetry, enter
 from core.types import RequestId
 from edge.admission import Admission
 from edge.api.error_form import ErrorForm
@@ -33,7 +34,7 @@ from edge.api.wire import Wire
 from edge.gateway import Anew, Batch, Gateway
 from edge.hold import Held
 from edge.journal import Recent
-from edge.telemetry import Telemetry
+from edge.telemetry import Traced, spans_of
 from edge.tenants.budget import Budgets
 from edge.tenants.door import Door
 
@@ -78,9 +79,13 @@ class Exchange:
         record = Record(self._desk.edge, self._dialect.name)
         self._desk.recent.open(record.journal)
         headers = dict(scope["headers"])
+        if self._desk.telemetry.on:
+            above = headers.get(b"traceparent", b"").decode("latin-1")
+            record.journal.traced = Traced(enter(above))
         outcome = "ok"
         try:
             record.caller = caller = self._desk.door.authenticate(headers)
+            record.journal.asked_by(caller.name, caller.key_id)
             raw = await self._desk.uploads.read(receive, headers)
             parsed = _obeyed(headers, self._dialect.parse(raw, record.request_id))
             parsed = replace(parsed, request=caller.bind(parsed.request))
@@ -111,8 +116,10 @@ class Exchange:
             await wire.end()
         finally:
             record.close(outcome, self._desk.metrics)
-            parent = headers.get(b"traceparent", b"").decode("latin-1")
-            self._desk.telemetry.tell(lambda: self._desk.recent.story(record.journal), parent)
+            traced = record.journal.traced
+            if traced is not None and traced.context.sampled:
+                story = self._desk.recent.story(record.journal)
+                self._desk.telemetry.tell(spans_of(story, traced))
 
     async def _answer(
         self, parsed: Parsed, affinity: str | None, wire: Wire, record: Record

@@ -63,7 +63,7 @@ def document(version: str) -> bytes:
                 ),
                 "/status": _page("The edge and what it knows of its regions.", StatusPage),
                 "/healthz": _text("200 while the process serves."),
-                "/readyz": _text("200 while at least one region can answer, else 503."),
+                "/readyz": _text("At least one region can answer.", busy="None can now."),
                 "/metrics": _text("Prometheus text format."),
                 **paths,
             },
@@ -129,6 +129,10 @@ def _page(
     return {"get": operation}
 
 
-def _text(description: str) -> dict[str, Any]:
+def _text(description: str, *, busy: str = "") -> dict[str, Any]:
+    """`busy`: what a 503 says, where there may be one."""
     content = {"text/plain": {"schema": {"type": "string"}}}
-    return {"get": {"responses": {"200": {"description": description, "content": content}}}}
+    responses = {"200": {"description": description, "content": content}}
+    if busy:
+        responses["503"] = {"description": busy, "content": content}
+    return {"get": {"responses": responses}}

@@ -10,10 +10,10 @@ import msgspec
 
 from core.events import Done
 from core.metrics import EdgeMetrics
+from core.telemetry import OPERATIONS
 from core.types import GenerateRequest, RequestId, Timings
 from edge.gateway import Batch, Place
 from edge.journal import Journal
-from edge.telemetry import OPERATIONS
 from edge.tenants.budget import Tab
 from edge.tenants.door import Caller
 
@@ -120,7 +120,14 @@ class Record:
             if self._first_s is not None:
                 metrics.first_delta_seconds.labels(region).observe(self._first_s)
         model = self.request.model if self.request else "-"
-        self._count(model, outcome, total_s, metrics)
+        metrics.gen_ai.ended(
+            OPERATIONS.get(self._dialect, self._dialect),
+            model,
+            "" if outcome == "ok" else outcome,
+            seconds=total_s,
+            first_s=self._first_s,
+            usage=self.done.usage if self.done else None,
+        )
         prompt = cached = completion = 0
         if self.done is not None:
             usage = self.done.usage
@@ -131,7 +138,7 @@ class Record:
             metrics.completion_tokens.labels(model).inc(completion)
         _log.info(
             "answered id=%s dialect=%s tenant=%s key=%s outcome=%s model=%s region=%s route=%s"
-            " prompt=%d cached=%d completion=%d first_ms=%d ms=%d",
+            " prompt=%d cached=%d completion=%d first_ms=%d ms=%d trace=%s",
             self.request_id,
             self._dialect,
             self.caller.name if self.caller else "-",
@@ -145,18 +152,8 @@ class Record:
             completion,
             (self._first_s or 0.0) * 1000,
             total_s * 1000,
+            self.journal.trace_id or "-",
         )
-
-    def _count(self, model: str, outcome: str, total_s: float, metrics: EdgeMetrics) -> None:
-        """Under OpenTelemetry's names."""
-        labels = OPERATIONS.get(self._dialect, self._dialect), model
-        failed = "" if outcome == "ok" else outcome
-        metrics.gen_ai_duration.labels(*labels, failed).observe(total_s)
-        if self._first_s is None:
-            return
-        metrics.gen_ai_first_token.labels(*labels).observe(self._first_s)
-        if self.done is not None and (more := self.done.usage.completion_tokens - 1) > 0:
-            metrics.gen_ai_per_token.labels(*labels).observe((total_s - self._first_s) / more)
 
     def _server_timing(self) -> str:
         spans: list[tuple[str, float]] = [("admit", self.journal.admitted_s)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from core.config import Edge, Topology
+from core.public_tls import PublicCertificate
 from core.status import RegionStatus, as_json
 from core.types import ModelName
 from edge.admission import Admission
@@ -50,6 +51,8 @@ class StatusPage(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     held: int
     """Waiting here while every region is busy."""
+    certificate_left_s: float | None
+    """Until the certificate that callers are shown ends; null where they speak plaintext."""
     workers: list[WorkerPage]
     models: list[ModelOut]
     regions: list[RegionPage]
@@ -59,13 +62,20 @@ class Outlook:
     """The pages' view of topology and regions. `created`: Unix seconds of the edge's start."""
 
     def __init__(
-        self, topology: Topology, edge: Edge, regions: Regions, admission: Admission, created: int
+        self,
+        topology: Topology,
+        edge: Edge,
+        regions: Regions,
+        admission: Admission,
+        created: int,
+        public: PublicCertificate | None = None,
     ) -> None:
         self._topology = topology
         self._edge = edge
         self._regions = regions
         self._admission = admission
         self._created = created
+        self._public = public
 
     def ready(self) -> bool:
         """Whether at least one region can answer now."""
@@ -100,6 +110,7 @@ class Outlook:
             draining=self._admission.draining,
             in_flight=sum(worker.in_flight for worker in workers),
             held=sum(worker.held for worker in workers),
+            certificate_left_s=None if self._public is None else self._public.left_s,
             workers=workers,
             models=self.models().data,
             regions=[

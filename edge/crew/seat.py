@@ -19,6 +19,11 @@ class Seat:
     lifeline: int | None = None
     listeners: tuple[int, ...] = ()
     """Listening sockets that it was started with: it accepts from them and binds none itself."""
+    plain: tuple[int, ...] = ()
+    """More of them, in plaintext also where callers speak https: our own processes come in there.
+    """
+    plain_address: str | None = None
+    """Where to listen for them together with the other workers."""
 
     @property
     def name(self) -> str:

@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from core import log
 from core.config import World
 from core.orders import RETIRE
 from core.pauses import PAUSES, Pauses
+from core.public_tls import public_of
 from edge.crew.place import private_folder, reserved, shared
 from edge.crew.seat import Seat
 from edge.crew.watch import PATIENCE, Patience, hangs
@@ -30,6 +31,8 @@ _log = logging.getLogger("skerry.crew")
 
 CONFIG_EXIT = 2
 """A worker that refuses its configuration: starting it again cannot help."""
+NEAR = "127.0.0.1:0"
+"""Where the host of Workers comes in, in plaintext, when callers speak https."""
 GRACE_S = 25.0
 """From SIGTERM to SIGKILL: a little more than a worker lets answers go on."""
 
@@ -37,21 +40,25 @@ GRACE_S = 25.0
 def run_crew(world: World, name: str, *, pauses: Pauses = PAUSES, beside: bool = False) -> int:
     """Until SIGTERM, SIGINT or RETIRE. Returns the exit code. `beside`: another crew has the
     address still, and is to retire. Raises ConfigError."""
-    log.setup(f"edge/{name}/0")
+    log.setup(f"edge/{name}/0", form=world.topology.observe.log)
     edge = world.topology.edge(name)
+    public_of(world, name)  # refused once here, not by every worker
     place = shared(edge.listen) if beside else reserved(edge.listen)
-    with place as address, private_folder() as folder, _lifeline() as lifeline:
+    hosts = edge.tls is not None and edge.admin is not None
+    inner = reserved(NEAR) if hosts else nullcontext(None)
+    with place as address, inner as near, private_folder() as folder, _lifeline() as lifeline:
         command = [
             *(sys.executable, "-m", "edge"),
             *("--topology", str(world.path), "--state", str(world.state), "--name", name),
             *("--address", address, "--folder", str(folder), "--lifeline", str(lifeline)),
+            *(() if near is None else ("--plain-address", near)),
         ]
         crew = Crew(command, edge.workers, folder, lifeline, pauses)
-        return asyncio.run(_with_host(crew, world, name, address))
+        return asyncio.run(_with_host(crew, world, name, address, near or address))
 
 
-async def _with_host(crew: Crew, world: World, name: str, address: str) -> int:
-    async with hosting(world, name, address):
+async def _with_host(crew: Crew, world: World, name: str, address: str, near: str) -> int:
+    async with hosting(world, name, address, near=near):
         return await crew.run()
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import aiohttp
 import msgspec
 
 from core.address import split_address
 from core.config import Edge
+from core.pins import Pins
 from edge.page.world import EdgeCard
 
 KEPT_S = 1.0
@@ -33,18 +36,24 @@ class _Status(msgspec.Struct, frozen=True):
     regions: list[_Region]
 
 
+_NOBODY: Mapping[str, Pins] = MappingProxyType({})
+
+
 class Neighbours:
-    """Edges that listen on an address that can be dialled are asked; the others stay unknown."""
+    """Edges that listen on an address that can be dialled are asked; the others stay unknown.
+    `pins`: of those that speak https."""
 
     def __init__(
         self,
         others: Sequence[Edge],
         session: aiohttp.ClientSession,
         *,
+        pins: Mapping[str, Pins] = _NOBODY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._others = others
         self._session = session
+        self._pins = pins
         self._clock = clock
         self._asking = asyncio.Lock()
         self._cards: list[EdgeCard] = []
@@ -57,12 +66,20 @@ class Neighbours:
                 self._asked_at = self._clock()
             return self._cards
 
+    def _trust(self, edge: Edge) -> ssl.SSLContext | bool:
+        pins = self._pins.get(edge.name)
+        if pins is None:
+            return True
+        pins.look()
+        return pins.context
+
     async def _ask(self, edge: Edge) -> EdgeCard:
         url = address_of(edge)
         if url is None:
             return _card(edge, "unknown")
         try:
-            async with self._session.get(f"{url}/status", timeout=TIMEOUT) as answer:
+            tls = self._trust(edge)
+            async with self._session.get(f"{url}/status", timeout=TIMEOUT, ssl=tls) as answer:
                 told = msgspec.json.decode(await answer.read(), type=_Status)
         except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
             return _card(edge, "down", url)
@@ -83,9 +100,7 @@ class Neighbours:
 def address_of(edge: Edge) -> str | None:
     """Where an edge can be asked: not where it listens on all addresses of another machine."""
     host, port = split_address(edge.listen)
-    if port == 0 or host in ("0.0.0.0", "::"):
-        return None
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return None if port == 0 or host in ("0.0.0.0", "::") else edge.url
 
 
 def _card(edge: Edge, state: str, url: str = "") -> EdgeCard:

@@ -16,6 +16,7 @@ import httpx
 from core.errors import ConfigError
 from core.headers import SECRET_HEADER
 from core.keys import append_new, mark, parse_lines
+from core.pins import Pins
 from edge.tenants.keyring import LOOK_S
 
 _log = logging.getLogger("skerry.keys")
@@ -27,12 +28,19 @@ MADE = "x-skerry-keys-made"
 
 
 class Follower:
-    """Writes what the edge at `address` knows of keys into our key file."""
+    """Writes what the edge at the URL `base` knows of keys into our key file."""
 
     def __init__(
-        self, address: str, path: Path, client: httpx.AsyncClient, *, secret: bytes
+        self,
+        base: str,
+        path: Path,
+        client: httpx.AsyncClient,
+        *,
+        secret: bytes,
+        pins: Pins | None = None,
     ) -> None:
-        self._url = f"http://{address}{PATH}"
+        self._pins = pins
+        self._url = f"{base}{PATH}"
         self._path = path
         self._client = client
         self._headers = {SECRET_HEADER: secret.decode()}
@@ -60,6 +68,8 @@ class Follower:
             self._reached = True
 
     async def _ask(self) -> None:
+        if self._pins is not None:
+            self._pins.look()
         headers = self._headers | {"if-none-match": self._etag}
         answer = await self._client.get(self._url, headers=headers)
         if answer.status_code == 304:

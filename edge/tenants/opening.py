@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.config import World
+from core.pins import pins_of
 from core.usage import UsageWriter
 from edge.tenants.budget import Budgets
 from edge.tenants.door import Agents, Door
@@ -61,7 +62,7 @@ async def open_tenants(
         )
         keepers = [tasks.create_task(keyring.run()), tasks.create_task(pool.run())]
         if (source := topology.access.keys_from) is not None:
-            follower = await _follower(source, keys, world.secret("region"), stack)
+            follower = await _follower(world, source, keys, stack)
             await follower.ask()
             keyring.look()
             keepers.append(tasks.create_task(follower.run()))
@@ -82,13 +83,19 @@ async def open_tenants(
 # What few worlds use is imported by those: a tenth of a second each.
 
 
-async def _follower(address: str, keys: Path, secret: bytes, stack: AsyncExitStack) -> Follower:
+async def _follower(world: World, source: str, keys: Path, stack: AsyncExitStack) -> Follower:
+    import ssl
+
     import httpx
 
     from edge.tenants.follower import Follower
 
-    client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-    return Follower(address, keys, client, secret=secret)
+    known = next((one for one in world.topology.edges if source in (one.listen, one.url)), None)
+    base = known.url if known else source if "://" in source else f"http://{source}"
+    pins = pins_of(world, known) if known else None
+    verify = pins.context if pins else ssl.create_default_context()
+    client = await stack.enter_async_context(httpx.AsyncClient(verify=verify, trust_env=False))
+    return Follower(base.rstrip("/"), keys, client, secret=world.secret("region"), pins=pins)
 
 
 async def _share(world: World, ledger: Ledger, process: str, stack: AsyncExitStack) -> Share | None:

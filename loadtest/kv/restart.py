@@ -80,10 +80,10 @@ class World:
     def __init__(self, edge: str, router: str, slabs: Path) -> None:
         self.edge, self.router, self.slabs = edge, router, slabs
 
-    def node(self) -> dict[str, object]:
+    def node(self, name: str = "home-1") -> dict[str, object]:
         page = httpx.get(f"{self.router}/status", timeout=5, trust_env=False).json()
-        node: dict[str, object] = page["nodes"][0]
-        return node
+        found: list[dict[str, object]] = [one for one in page["nodes"] if one["name"] == name]
+        return found[0]
 
     def restart(self) -> None:
         """Kill the node and wait until it serves again."""
@@ -99,10 +99,11 @@ class World:
         assert isinstance(tiers, list)
         return sum(one.get("blocks", 0) for one in tiers)
 
-    def ask(self, prompt: str) -> Told:
+    def ask(self, prompt: str, model: str = "bundled", tokens: int = 8) -> Told:
+        """Raises NotStarted for an answer that is refused or broken off."""
         body = {
-            "model": "bundled", "messages": [{"role": "user", "content": prompt}], "stream": True,
-            "temperature": 0, "max_tokens": 8, "stream_options": {"include_usage": True},
+            "model": model, "messages": [{"role": "user", "content": prompt}], "stream": True,
+            "temperature": 0, "max_tokens": tokens, "stream_options": {"include_usage": True},
         }  # fmt: skip
         began, first, text = time.monotonic(), 0.0, ""
         usage: dict[str, object] = {}
@@ -120,6 +121,8 @@ class World:
                     text += choice["delta"].get("content") or ""
                 if text and not first:
                     first = time.monotonic() - began
+        if not usage:
+            raise NotStarted(f"the answer broke off after {text!r}")
         details = usage["prompt_tokens_details"]
         assert isinstance(details, dict)
         assert isinstance(usage["prompt_tokens"], int)
@@ -159,7 +162,7 @@ def one_round(here: World, number: int) -> Round:
 
 @contextmanager
 def world(folder: Path, text: str = _TOPOLOGY) -> Iterator[World]:
-    """Of one node, named home-1, by a topology's `text`. Raises NotStarted."""
+    """By a topology's `text`, of one region with a node home-1. Raises NotStarted."""
     topology, state = folder / "restart.toml", folder / "state"
     topology.write_text(text.format(threads=os.cpu_count() or 1), encoding="utf-8")
     command = [

@@ -126,6 +126,8 @@ class _Choice:
         wanted = request.sampling
         self._writer = text.writer(wanted.stop, spec.stop_ids, min_tokens=wanted.min_tokens)
         self._calls = text.calls(request, spec.choice) if request.tools else None
+        self.reason: FinishReason | None = None
+        """Why it ended, once it has."""
         self._carry = ""
         self._skip = 0
         self.ended_before: FinishReason | None = None
@@ -170,6 +172,7 @@ class _Choice:
         self.ended = True
         if reason is FinishReason.STOP and self._calls is not None and self._calls.calls:
             reason = FinishReason.TOOL_CALLS
+        self.reason = reason
         return encode_frame(Finish(choice=self._index, reason=reason))
 
     def _unsent(self, text: str, *, last: bool) -> tuple[str, tuple[ToolCallDelta, ...]]:
@@ -256,6 +259,20 @@ class Answer:
             kv_bytes=timings.kv_bytes,
         )
         return Left(tuple(choice.token_ids), choice.chars_sent, spent)
+
+    def standing(self, now: float) -> Done:
+        """What has been used so far, as if it ended now."""
+        return self._done(now)
+
+    @property
+    def first_s(self) -> float | None:
+        """From its arrival here to its first token."""
+        return None if self._first_at is None else self._first_at - self._placed_at
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the choices ended that have."""
+        return tuple(one.reason.value for one in self._choices if one.reason is not None)
 
     def fault(self, error: RequestError) -> bytes:
         """The frame that ends the stream irregularly."""

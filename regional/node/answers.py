@@ -30,6 +30,7 @@ from regional.node.admission import Admission
 from regional.node.answer import Answer, Left, Text, Transfer
 from regional.node.answering import Answering
 from regional.node.imports import Imports, Want
+from regional.node.notes import PREEMPTED, ROUTER_LOST, Notebook, aborted
 from regional.node.partings import Partings
 from regional.node.receiving import Reservation
 from regional.node.seams import Outbox
@@ -51,6 +52,7 @@ class Answers:
         partings: Partings,
         generations: Iterator[int],
         clock: Callable[[], float],
+        book: Notebook,
         ended: Callable[[], None],
     ) -> None:
         self.kv_bytes_received = 0
@@ -60,6 +62,7 @@ class Answers:
         self._partings = partings
         self._generations = generations
         self._clock = clock
+        self._book = book
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._answers: dict[str, Answering] = {}
@@ -96,15 +99,15 @@ class Answers:
         reserved.start_wanted = True
         self._advance(reserved)
 
-    def abort(self, attempt_id: str) -> None:
-        """Forget an attempt and say nothing of it; an unknown one is nothing."""
+    def abort(self, attempt_id: str, reason: str) -> None:
+        """Forget an attempt and tell its router nothing; an unknown one is nothing."""
         attempt = self._answers.get(attempt_id)
         if attempt is not None:
-            self._free(attempt)
+            self._free(attempt, aborted(reason))
 
     def session_closed(self, outbox: Outbox) -> None:
         for attempt in [one for one in self._answers.values() if one.outbox is outbox]:
-            self._free(attempt)
+            self._free(attempt, ROUTER_LOST)
 
     def fail_all(self, error: RequestError) -> None:
         for attempt in list(self._answers.values()):
@@ -133,6 +136,8 @@ class Answers:
         if attempt is None:
             return  # aborted meanwhile; the rank has the Abort
         attempt.stage = "transfer"
+        attempt.notes.end("reserve")
+        attempt.notes.begin("receive")
         attempt.reservation = Reservation(
             attempt.pool.receiving, message, next(self._generations), lambda: self._advance(attempt)
         )
@@ -184,7 +189,7 @@ class Answers:
     def _leave(self, attempt: Answering, left: Left) -> None:
         """Back to its router, unless it has ended meanwhile."""
         if self._answers.get(attempt.id) is attempt:
-            self._free(attempt)
+            self._free(attempt, PREEMPTED)
             attempt.outbox.send(wire.preempted(attempt.id, left))
 
     def _bring(
@@ -200,12 +205,18 @@ class Answers:
             pull_s=work.pull_s,
         )
         attempt.bringing = self._imports.before(want, partial(then, attempt))
+        if attempt.bringing is not None:
+            attempt.notes.begin("import")
 
     def _set_aside(self, attempt: Answering, _: Transfer) -> None:
+        attempt.notes.end("import")
+        attempt.notes.begin("reserve")
         attempt.pool.rank.send(Reserve(SequenceId(attempt.id), attempt.specs[0]))
 
     def _run(self, attempt: Answering, came: Transfer) -> None:
         attempt.answer.transfer = came
+        attempt.notes.end("import")
+        attempt.notes.begin("prefill")
         attempt.pool.rank.send(Run(SequenceId(attempt.id), attempt.specs[0]))
 
     def _answer(self, attempt: Answering, work: pb.Work) -> None:
@@ -214,7 +225,7 @@ class Answers:
         if whole is None:
             self._bring(attempt, work, self._run)
             return
-        self._free(attempt)
+        self._free(attempt, "ok")
         said = pb.SequenceOutput(
             attempt_id=attempt.id, frames=whole.frames, delta=whole.delta, last=whole.last
         )
@@ -227,12 +238,15 @@ class Answers:
         if attempt_id in self._answers:
             log.warning("attempt %s was sent twice; the second is ignored", attempt_id)
             return None
+        notes = self._book.open("answered", attempt_id)
         try:
             taken = self._admission.take(message, pool)
         except RequestError as error:
+            notes.refused(error)
             outbox.send(wire.failed(attempt_id, stage, error))
             return None
         work, keep = taken.work, self._partings.keep(taken.pool)
+        notes.taken(work.request)
         specs = tuple(msgspec.structs.replace(one, keep_blocks=keep) for one in taken.specs)
         attempt = Answering(
             id=attempt_id,
@@ -241,6 +255,7 @@ class Answers:
             answer=Answer(
                 work.request, specs, self._text, placed_at=self._clock(), spent=work.spent
             ),
+            notes=notes,
             specs=specs,
             deadline=self._loop.call_later(work.deadline_s, self._past_deadline, attempt_id),
             stage=stage,
@@ -259,6 +274,8 @@ class Answers:
 
     def _begin_others(self, attempt: Answering) -> None:
         attempt.others_begun = True
+        attempt.notes.end("prefill")
+        attempt.notes.begin("decode")
         for choice, spec in enumerate(attempt.specs[1:], start=1):
             attempt.pool.rank.send(Run(self._expect(attempt, choice), spec))
 
@@ -279,6 +296,8 @@ class Answers:
             self.kv_bytes_received += attempt.answer.transfer.bytes
             attempt.reservation = None
             attempt.stage = "decode"
+            attempt.notes.end("receive")
+            attempt.notes.begin("prefill")
             attempt.pool.rank.send(Begin(SequenceId(attempt.id)))
 
     def _past_deadline(self, attempt_id: str) -> None:
@@ -287,7 +306,7 @@ class Answers:
     def _fail(self, attempt: Answering, error: RequestError) -> None:
         """End an attempt with an error: a Fault once the client has seen something, else Failed,
         upon which the router may place the request again."""
-        self._free(attempt)
+        self._free(attempt, error.code)
         if not attempt.answer.delta_sent:
             attempt.outbox.send(wire.failed(attempt.id, attempt.stage, error))
             return
@@ -296,16 +315,9 @@ class Answers:
         )
         attempt.outbox.send(pb.NodeMessage(step_output=pb.StepOutput(sequences=[fault])))
 
-    def _free(self, attempt: Answering) -> None:
+    def _free(self, attempt: Answering, outcome: str) -> None:
         """Forget an attempt. The hand-off stops before the rank may reuse the blocks."""
         del self._answers[attempt.id]
-        log.info(
-            "answered attempt=%s stage=%s cached=%d delta=%s",
-            attempt.id,
-            attempt.stage,
-            attempt.cached_tokens,
-            attempt.answer.delta_sent,
-        )
         attempt.deadline.cancel()
         if attempt.bringing is not None:
             attempt.bringing.cancel()
@@ -316,6 +328,7 @@ class Answers:
             attempt.pool.abort(over)
         else:
             attempt.reservation.end(partial(attempt.pool.abort, over))
+        attempt.tell(outcome, now=self._clock())
         self._ended()
 
     def _forget(self, attempt: Answering, sequence: SequenceId) -> None:
@@ -341,7 +354,7 @@ class Answers:
         if not attempt.others_begun:
             self._begin_others(attempt)
         if chunk.last:
-            self._free(attempt)
+            self._free(attempt, "ok")
         if not chunk.frames:
             return None
         return pb.SequenceOutput(

@@ -7,13 +7,13 @@ import logging
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from core import log as logs
-from core.config import Limits, Model, Node, Scripted, World
+from core.config import Limits, Model, Node, Observe, Scripted, World
 from core.engine.messages import RankConfig, ScriptedConfig
 from core.errors import ConfigError, Draining, NodeLost
 from core.kv.transports.ways import Tls, Ways, check
@@ -21,6 +21,7 @@ from core.models.numbers import check_plan
 from core.models.source import resolve_source
 from core.parallel import ONE_HOST, Hosts, refusal
 from core.release import release
+from core.telemetry import open_telemetry
 from core.text.model import TextModel, load_text
 from core.tls import Credentials, credentials_of, kept_fresh
 from core.types import BLOCK_TOKENS
@@ -64,12 +65,13 @@ class NodeSetup:
     hosts: Hosts = ONE_HOST
     tiers: TierSetup = NO_TIERS
     credentials: Credentials | None = None
+    observe: Observe = field(default_factory=Observe)
 
 
 def run_node(world: World, name: str) -> int:
     """Run the node `name` until it is stopped; returns the exit status. Raises ConfigError."""
     region, node = world.topology.node(name)
-    logs.setup(f"node/{name}")
+    logs.setup(f"node/{name}", form=world.topology.observe.log)
     setup = NodeSetup(
         node=node,
         model=world.topology.models[node.model],
@@ -85,6 +87,7 @@ def run_node(world: World, name: str) -> int:
         ),
         tiers=tier_setup(world, node),
         credentials=credentials_of(world, name),
+        observe=world.topology.observe,
     )
     return asyncio.run(serve(setup))
 
@@ -153,7 +156,11 @@ async def _serve(
     own = outpost.own_hosts(plan, loaded, ways.landing)
     tiers: NodeTiers | None = None
     try:
-        async with kept_fresh(mine), asyncio.TaskGroup() as tasks:
+        async with (
+            open_telemetry(setup.observe.otlp, "node", setup.node.name) as telemetry,
+            kept_fresh(mine),
+            asyncio.TaskGroup() as tasks,
+        ):
             bandwidth = Bandwidth()
             pools = [
                 _pool(number, setup, ranks.links[plan.leader(number)], own[number],
@@ -170,6 +177,8 @@ async def _serve(
                 clock=time.monotonic,
                 tasks=tasks,
                 tiers=tiers,
+                name=setup.node.name,
+                telemetry=telemetry,
             )
             for number in range(plan.dp_attention):
                 leader = ranks.links[plan.leader(number)]
@@ -193,7 +202,9 @@ async def _serve(
             )
             running = tasks.create_task(sessions.run(), name="sessions")
             keeping = tasks.create_task(tiers.run(), name="tiers")
-            status = await _until_the_end(front, sessions, _first(ranks, outposts), stop)
+            status = await until_the_end(
+                front, sessions, _first(ranks, outposts), stop, setup.limits.deadline_s
+            )
             running.cancel()
             keeping.cancel()
     finally:
@@ -233,20 +244,33 @@ def _pool(
     )
 
 
-async def _until_the_end(
-    front: Front, sessions: RouterSessions, ends: Coroutine[Any, Any, NodeLost], stop: Stopping
+async def until_the_end(
+    front: Front,
+    sessions: RouterSessions,
+    ends: Coroutine[Any, Any, NodeLost],
+    stop: Stopping,
+    longest_s: float,
 ) -> int:
-    """Wait for a stop signal or the end of a rank, and take leave accordingly."""
+    """Wait for a signal or the end of a rank, and take leave accordingly. `longest_s`: no answer
+    lasts longer than this."""
     lost = asyncio.create_task(ends)
     asked = asyncio.create_task(stop.asked.wait())
     hurried = asyncio.create_task(stop.hurried.wait())
+    retired = asyncio.create_task(stop.retired.wait())
     idle: asyncio.Task[bool] | None = None
     try:
-        await asyncio.wait({lost, asked}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({lost, asked, retired}, return_when=asyncio.FIRST_COMPLETED)
+        if retired.done() and not lost.done():
+            front.close()
+            sessions.beat()
+            idle = asyncio.create_task(front.idle.wait())
+            await asyncio.wait(
+                {lost, asked, idle}, timeout=longest_s, return_when=asyncio.FIRST_COMPLETED
+            )
         if not lost.done():
             front.drain(DRAIN_GRACE_S)
             sessions.beat()
-            idle = asyncio.create_task(front.idle.wait())
+            idle = idle or asyncio.create_task(front.idle.wait())
             await asyncio.wait(
                 {lost, hurried, idle},
                 timeout=DRAIN_GRACE_S + GOODBYE_S,
@@ -262,7 +286,7 @@ async def _until_the_end(
         await sessions.leave("stopped", timeout_s=GOODBYE_S)
         return 0
     finally:
-        for task in (lost, asked, hurried, idle):
+        for task in (lost, asked, hurried, retired, idle):
             if task is not None:
                 task.cancel()
 
@@ -299,6 +323,7 @@ def rank_config(setup: NodeSetup, script: ScriptedConfig | None) -> RankConfig:
         max_step_tokens=node.max_step_tokens,
         speculate=node.speculate,
         scripted=script,
+        log=setup.observe.log,
     )
 
 

@@ -15,6 +15,7 @@ from core.engine.messages import (
 from core.engine.plan import SequenceId
 from core.errors import InternalError, RequestError
 from regional.node import wire
+from regional.node.notes import ROUTER_LOST, Notes, aborted
 from regional.node.seams import Outbox
 from regional.pb import node_pb2 as pb
 
@@ -28,6 +29,12 @@ class Job(Protocol):
     sequence: SequenceId
     ended_by: RequestError | None
     sent_bytes: int
+    notes: Notes
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Tokens and bytes so far, as its line has them."""
+        ...
 
     @property
     def outbox(self) -> Outbox: ...
@@ -75,25 +82,25 @@ class Errands:
         if sequence in self._running:
             self._running[sequence][0].tell(news)
 
-    def abort(self, attempt_id: str) -> None:
-        """End the errands of an attempt and say nothing about it."""
-        self._end(lambda job: job.attempt_id == attempt_id, None)
+    def abort(self, attempt_id: str, reason: str) -> None:
+        """End the errands of an attempt and tell its router nothing."""
+        self._end(lambda job: job.attempt_id == attempt_id, None, aborted(reason))
 
     def session_closed(self, outbox: Outbox) -> None:
-        self._end(lambda job: job.outbox is outbox, None)
+        self._end(lambda job: job.outbox is outbox, None, ROUTER_LOST)
 
     def fail_all(self, error: RequestError) -> None:
-        self._end(lambda job: True, error)
+        self._end(lambda job: True, error, error.code)
 
     def end_namespace(self, namespace: str, error: RequestError) -> int:
         """End what is done for a namespace: how much that was."""
-        return self._end(lambda job: job.namespace == namespace, error)
+        return self._end(lambda job: job.namespace == namespace, error, error.code)
 
-    def _end(self, which: Callable[[Job], bool], error: RequestError | None) -> int:
+    def _end(self, which: Callable[[Job], bool], error: RequestError | None, outcome: str) -> int:
         ended = [(job, task) for job, task in self._running.values() if which(job)]
         for job, task in ended:
             if not task.cancelling():  # a second time would disturb the cleaning up
-                job.ended_by = error
+                job.ended_by, job.notes.outcome = error, outcome
                 task.cancel()
         return len(ended)
 
@@ -107,6 +114,7 @@ class Errands:
             log.exception("errand %s: a fault of ours", job.sequence)
             self._report(job, InternalError("the errand failed on its node"))
         else:
+            job.notes.outcome = "ok"
             job.outbox.send(done)
 
     def _over(self, job: Job) -> None:
@@ -115,7 +123,9 @@ class Errands:
         self.sent_bytes += job.sent_bytes
         if task.cancelled() and job.ended_by is not None:
             self._report(job, job.ended_by)
+        job.notes.close(job.facts)
         self._ended()
 
     def _report(self, job: Job, error: RequestError) -> None:
+        job.notes.outcome = error.code
         job.outbox.send(wire.failed(job.attempt_id, job.stage(error), error))

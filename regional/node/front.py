@@ -22,12 +22,14 @@ from core.engine.messages import (
 )
 from core.engine.purge_messages import Purged
 from core.errors import BY_CODE, Draining, InternalError, RequestError
+from core.telemetry import SILENT, Telemetry
 from regional.node import wire
 from regional.node.admission import Admission
 from regional.node.answer import Text
 from regional.node.answers import Answers
 from regional.node.errands import Errands
 from regional.node.imports import Imports, Want, whole_blocks
+from regional.node.notes import Notebook
 from regional.node.partings import Partings
 from regional.node.pool import Pool, total
 from regional.node.prefill import PrefillJob
@@ -53,7 +55,10 @@ class Front:
         clock: Callable[[], float],
         tasks: asyncio.TaskGroup,
         tiers: NodeTiers | None = None,
+        name: str = "-",
+        telemetry: Telemetry = SILENT,
     ) -> None:
+        """`name`: the node's, for its spans."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._admission = Admission(
@@ -61,6 +66,7 @@ class Front:
         )
         generations = itertools.count(1)
         self._imports = Imports(tasks, generations, tier=tiers, ended=self._note_idle)
+        self._book = Notebook(name, clock, telemetry)
         self._answers = Answers(
             self._admission,
             text,
@@ -68,6 +74,7 @@ class Front:
             partings=Partings(tasks, tiers),
             generations=generations,
             clock=clock,
+            book=self._book,
             ended=self._note_idle,
         )
         self._errands = Errands(tasks, self._note_idle)
@@ -116,8 +123,8 @@ class Front:
             case "start":
                 self._answers.start(message.start, outbox)
             case "abort":
-                self._answers.abort(message.abort.attempt_id)
-                self._errands.abort(message.abort.attempt_id)
+                self._answers.abort(message.abort.attempt_id, message.abort.reason)
+                self._errands.abort(message.abort.attempt_id, message.abort.reason)
             case "send":
                 self._send(message.send, outbox)
             case "proceed":
@@ -148,12 +155,16 @@ class Front:
         answers = self._answers.end_namespace(namespace, error)
         return answers + self._errands.end_namespace(namespace, error)
 
-    def drain(self, grace_s: float) -> None:
-        """Take no new work; what still runs after `grace_s` goes on elsewhere, or fails as
-        retryable."""
+    def close(self) -> None:
+        """Take no new work; what runs goes on to its end."""
         if not self.draining:
             self._admission.draining = True
             log.info("draining: %d answers, %d prefills", len(self._answers), len(self._errands))
+
+    def drain(self, grace_s: float) -> None:
+        """Take no new work; what still runs after `grace_s` goes on elsewhere, or fails as
+        retryable."""
+        self.close()
         self._loop.call_later(grace_s, self.give_up, Draining("the node stops"))
 
     def give_up(self, error: RequestError) -> None:
@@ -167,11 +178,14 @@ class Front:
         self._errands.fail_all(error)
 
     def _prefill(self, message: pb.Prefill, outbox: Outbox) -> None:
+        notes = self._book.open("prefilled", message.attempt_id)
         try:
             taken = self._admission.take(message.work, message.pool)
         except RequestError as error:
+            notes.refused(error)
             outbox.send(wire.failed(message.attempt_id, "prefill", error))
             return
+        notes.taken(taken.work.request)
         want = Want(
             attempt_id=message.attempt_id,
             pool=taken.pool,
@@ -180,12 +194,14 @@ class Front:
             pull_tokens=taken.work.pull_tokens,
             pull_s=taken.work.pull_s,
         )
-        job = PrefillJob(self._imports, want, wire.ticket(message.ticket))
+        job = PrefillJob(self._imports, want, wire.ticket(message.ticket), notes)
         self._errands.begin(job, taken.work.deadline_s)
 
     def _send(self, message: pb.Send, outbox: Outbox) -> None:
+        notes = self._book.open("sent", message.attempt_id)
         try:
             taken = self._admission.take(message.work, message.pool)
+            notes.taken(taken.work.request)
             job = SendJob(
                 taken.pool.sending,
                 message.attempt_id,
@@ -193,8 +209,10 @@ class Front:
                 whole_blocks(taken.specs[0])[: message.tokens],
                 taken.specs[0].namespace,
                 wire.ticket(message.ticket),
+                notes,
             )
         except RequestError as error:
+            notes.refused(error)
             outbox.send(wire.failed(message.attempt_id, "send", error))
             return
         self._errands.begin(job, taken.work.deadline_s)

@@ -18,6 +18,7 @@ from core.errors import DeadlineExceeded, RequestError, TransferFailed
 from core.kv.handoff import Failure, Outgoing
 from core.kv.ticket import PieceKey, Ticket
 from core.kv.transports.base import Piece
+from regional.node.notes import Notes
 from regional.node.seams import Outbox, Sending
 from regional.pb import node_pb2 as pb
 
@@ -37,13 +38,16 @@ class SendJob:
         token_ids: tuple[int, ...],
         namespace: str,
         ticket: Ticket,
+        notes: Notes,
     ) -> None:
         self.attempt_id = attempt_id
         self.outbox = outbox
         self.sequence = SequenceId(f"{attempt_id}:send")
         self.ended_by: RequestError | None = None
         self.sent_bytes = 0
+        self.notes = notes
         self._node = node
+        self._found = 0
         self.namespace = namespace
         self._token_ids = token_ids
         self._ticket = ticket
@@ -51,6 +55,11 @@ class SendJob:
         loop = asyncio.get_running_loop()
         self._held: asyncio.Future[Held | RequestError] = loop.create_future()
         self._given_up: RequestError | None = None
+
+    @property
+    def facts(self) -> dict[str, int]:
+        asked = len(self._token_ids)
+        return {"prompt": asked, "held": self._found, "kv_bytes": self.sent_bytes}
 
     def stage(self, error: RequestError) -> str:
         return "send"
@@ -82,6 +91,7 @@ class SendJob:
             held = await self._held
             if isinstance(held, RequestError):
                 raise held
+            self._found = held.tokens
             if self._useful(held):
                 await self._send(outgoing, held)
             ending = Release(self.sequence)

@@ -7,16 +7,21 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from core.orders import RETIRE
+
 _T = TypeVar("_T")
 
 
 class Stopping:
-    """SIGTERM and SIGINT: the first asks to stop, the second not to wait any longer."""
+    """SIGTERM and SIGINT: the first asks to stop, the second not to wait any longer. RETIRE: to
+    stop as soon as nobody needs it any more."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
+        self.retired = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(RETIRE, self.retired.set)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
 
@@ -26,12 +31,12 @@ class Stopping:
         self.asked.set()
 
     async def unless_stopped(self, coroutine: Coroutine[Any, Any, _T]) -> _T | None:
-        """What `coroutine` gives; None when a stop signal comes first."""
+        """What `coroutine` gives; None when any of the signals comes first."""
         work = asyncio.create_task(coroutine)
-        asked = asyncio.create_task(self.asked.wait())
+        ends = [asyncio.create_task(one.wait()) for one in (self.asked, self.retired)]
         try:
-            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
             return await work if work.done() else None
         finally:
-            work.cancel()
-            asked.cancel()
+            for task in (work, *ends):
+                task.cancel()

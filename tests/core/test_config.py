@@ -61,7 +61,7 @@ def test_further_routers_of_a_region_have_names_and_addresses() -> None:
         parse(text.replace("10.0.0.2:1", "nowhere"), name="t")
 
 
-@pytest.mark.parametrize("name", ["two-regions", "five-regions", "local", "on-demand"])
+@pytest.mark.parametrize("name", ["two-regions", "five-regions", "local", "on-demand", "pool"])
 def test_the_shipped_ones(name: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "deploy" / "topologies"
     world = load(folder / f"{name}.toml", state=tmp_path)

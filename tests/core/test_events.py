@@ -26,7 +26,16 @@ from core.events import (
     event_decoder,
 )
 from core.framing import MAX_FRAME_BYTES, FrameDecoder
-from core.status import ModelStatus, NodeStatus, RegionPrefixes, RegionStatus, Told, status_decoder
+from core.status import (
+    ModelStatus,
+    NodeStatus,
+    RegionMore,
+    RegionPrefixes,
+    RegionStatus,
+    Told,
+    Wanted,
+    status_decoder,
+)
 from core.types import (
     FinishReason,
     GenerateRequest,
@@ -157,6 +166,14 @@ REQUESTS: dict[str, GenerateRequest] = {
     "request-ids": GenerateRequest(
         id=RequestId("r2"), model=ModelName("m"), prompt=(1, 2, 70000), seed=0, rendered_at=1
     ),
+    "request-traced": GenerateRequest(
+        id=RequestId("r6"),
+        model=ModelName("m"),
+        prompt="Hi",
+        seed=0,
+        rendered_at=1,
+        trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    ),
     "request-text": GenerateRequest(
         id=RequestId("r3"), model=ModelName("m"), prompt="Hi", seed=0, rendered_at=1
     ),
@@ -207,6 +224,35 @@ STATUS: dict[str, RegionStatus] = {
         release="1",
     ),
     "status-small": RegionStatus(region=RegionName("eu"), epoch="e1", sequence=1),
+    "status-pools": RegionStatus(
+        region=RegionName("eu"),
+        epoch="e1",
+        sequence=2,
+        nodes=(
+            NodeStatus(
+                name=NodeName("d"),
+                role=Role.COMBINED,
+                model=ModelName("m"),
+                pool="gpu",
+                placed=2,
+                idle_s=1.5,
+            ),
+        ),
+        more=RegionMore(
+            wanted=(
+                Wanted(
+                    model=ModelName("m2"),
+                    role=Role.COMBINED,
+                    nodes=1,
+                    why="asked",
+                    waiting=3,
+                    waiting_s=2.5,
+                    in_use=True,
+                    no_place=True,
+                ),
+            )
+        ),
+    ),
 }
 PREFIXES: dict[str, RegionPrefixes] = {
     "prefixes": RegionPrefixes(

@@ -7,9 +7,13 @@ import logging
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from core.config import parse
+from core.errors import ConfigError
 from core.log import setup
+from tests.core.test_config import GOOD
 
 
 @pytest.fixture
@@ -60,3 +64,34 @@ def test_what_an_error_says_is_not_logged_for_it_may_quote_a_prompt(lines: io.St
         assert kind in text
     assert text.count("test_log.py:") >= 2, "where it was raised is told"
     assert "secret" not in text
+
+
+def test_a_line_of_json_has_what_it_says_as_fields(lines: io.StringIO) -> None:
+    setup("node/eu-1", form="json", stream=lines)
+    log = logging.getLogger("skerry.request")
+    log.info("answered id=%s outcome=%s ms=%d level=%d", "0123456789abcdef01234567", "ok", 12, 7)
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("bug at=a b\nid=")
+    first, second = (msgspec.json.decode(line) for line in lines.getvalue().splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "INFO",
+        "process": "node/eu-1",
+        "logger": "skerry.request",
+        "message": "answered id=0123456789abcdef01234567 outcome=ok ms=12 level=7",
+        "id": "0123456789abcdef01234567",
+        "outcome": "ok",
+        "ms": 12,
+    }
+    assert (second["level"], second["at"]) == ("ERROR", "a")
+    assert second["message"].startswith("bug at=a b\nid= ValueError at ")
+    assert "two" not in second["message"]
+
+
+def test_a_topology_says_how_logs_are_written() -> None:
+    assert parse(GOOD).observe.log == "text"
+    assert parse(GOOD + '[observe]\nlog = "json"\n').observe.log == "json"
+    with pytest.raises(ConfigError, match="observe"):
+        parse(GOOD + '[observe]\nlog = "xml"\n')

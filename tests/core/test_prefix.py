@@ -214,8 +214,11 @@ def test_the_key_goes_deeper_while_its_block_is_hot() -> None:
     assert key_of(chain, 2, set(ids[:5])).digest == chain.hashes[6]
     assert key_of(chain, 2, set(ids)).depth == chain.blocks
     assert key_of(chain, 2, {ids[4]}).depth == 2
+    assert key_of(chain, 2, set(ids)).hot
+    assert not key_of(chain, 2, set(ids[:-1])).hot  # its last block tells it apart
     empty = prompt_chain(_chat(), fleet_key=KEY)
     assert (key_of(empty, 2, set(ids)).depth, empty.ids()) == (0, [])
+    assert not key_of(empty, 2, set(ids)).hot
 
 
 def _records_head() -> list[bytes]:

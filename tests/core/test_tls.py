@@ -143,6 +143,26 @@ def test_half_written_files_are_looked_at_again(world: World) -> None:
     assert ours.refresh()
 
 
+def test_a_pair_that_does_not_belong_together_breaks_no_new_connection(world: World) -> None:
+    """As in the middle of a rotation, where key and certificate are written one after the other."""
+    server, client = held(world, "eu"), held(world, "ams")
+    files = Files.of(world.state / "certs", "eu")
+
+    async def play() -> None:
+        async with echo(server) as port:
+            key = files.key.read_bytes()
+            certs.rotate(world, 30, lambda _: None, authority=False)
+            new = files.key.read_bytes()
+            files.key.write_bytes(key)
+            assert not server.refresh()
+            assert await said(port, client.client) == b"ahoy\n"
+            files.key.write_bytes(new)
+            assert server.refresh()
+            assert await said(port, client.client) == b"ahoy\n"
+
+    asyncio.run(play())
+
+
 def test_init_keeps_what_is_there_and_lists_it(world: World) -> None:
     before = (world.state / "certs" / "eu.crt").read_bytes()
     lines: list[str] = []

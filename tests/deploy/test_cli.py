@@ -72,7 +72,7 @@ def test_config_check_names_the_line_and_the_nearest_key(tmp_path: Path) -> None
     assert "threads" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["local", "two-regions", "five-regions"])
+@pytest.mark.parametrize("name", ["local", "two-regions", "five-regions", "pool"])
 @pytest.mark.parametrize("form", ["{}", "deploy/topologies/{}.toml"])
 def test_config_check_accepts_the_shipped_topologies(name: str, form: str) -> None:
     done = skerry("config", "check", form.format(name))

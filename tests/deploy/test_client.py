@@ -1,8 +1,12 @@
 """The command line's own client: stream reading by table, refusals in one line."""
 
+import socket
+import threading
+
 import httpx
 import pytest
 
+from deploy.calling import edge_client
 from deploy.client import AnswerBuilder, AskFailed, Comment, Data, SseReader, Turn, ask, refusal
 
 
@@ -85,3 +89,22 @@ def test_ask_nobody_says_how_to_start(free_port: int) -> None:
         pytest.raises(AskFailed, match=f"nothing answers at http://127.0.0.1:{free_port}.*make up"),
     ):
         ask(client, f"http://127.0.0.1:{free_port}", model="m", turns=[], show=print)
+
+
+def test_who_speaks_no_https_is_named_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        other = threading.Thread(target=answer)
+        other.start()
+        with (
+            edge_client(url) as client,
+            pytest.raises(AskFailed, match=f"{url}: it does not speak https"),
+        ):
+            ask(client, url, model="m", turns=[], show=print)
+        other.join()

@@ -12,7 +12,7 @@ import pytest
 from core.config import World, load, parse
 from core.models.config import Latent, ModelConfig
 from deploy.memory import bytes_per_token, check_memory
-from deploy.topology_diff import as_it_would_run, changes, restarts
+from deploy.topology_diff import as_it_would_run, changes, rereads, restarts
 from deploy.where import SHIPPED
 from tests.deploy.test_cli import skerry
 
@@ -28,27 +28,35 @@ def _edited(*pairs: tuple[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said", "again"),
+    ("old", "new", "said", "again", "told"),
     [
         ("concurrent_streams = 64", "concurrent_streams = 65",
-         "~ tenants.lighthouse.concurrent_streams: 64 → 65", ["nyc", "ams"]),
+         "~ tenants.lighthouse.concurrent_streams: 64 → 65", ["nyc", "ams"], []),
         ('name = "eu-decode-1"', 'name = "eu-decode-1"\nkv_tokens = 8192',
-         "~ regions.eu.nodes.eu-decode-1.kv_tokens: 16384 → 8192", ["eu-decode-1"]),
+         "~ regions.eu.nodes.eu-decode-1.kv_tokens: 16384 → 8192", ["eu-decode-1"], ["eu"]),
         ('place = "Amsterdam"', 'place = "Amsterdam"\nworkers = 2',
-         "~ edges.ams.workers: 1 → 2", ["ams"]),
+         "~ edges.ams.workers: 1 → 2", ["ams"], []),
+        ('place = "Amsterdam"', 'place = "Amsterdam"\nssh = "ams"', "~ edges.ams.ssh", [], []),
         ('place = "Frankfurt"', 'place = "Frankfurt"\nsplit_min_tokens = 64',
-         "~ regions.eu.split_min_tokens: 256 → 64", ["eu", "nyc", "ams"]),
+         "~ regions.eu.split_min_tokens: 256 → 64", [], ["eu"]),
         ('place = "Frankfurt"', 'place = "Frankfurt"\nscale.smollm2-135m-instruct.least = 0',
-         "+ regions.eu.scale.smollm2-135m-instruct", ["eu"]),
+         "+ regions.eu.scale.smollm2-135m-instruct", [], ["eu"]),
         ('name = "us-decode-1"', 'name = "us-decode-2"', "+ regions.us.nodes.us-decode-2",
-         ["us-decode-2"]),
+         ["us-decode-2"], ["us"]),
+        ("input = 0.10", "input = 0.20", "~ models.smollm2-135m-instruct.price.input",
+         ["nyc", "ams"], []),
+        ('"smollm2", "default"', '"smollm2", "usual"', "~ models.smollm2-135m-instruct.aliases",
+         ["nyc", "ams"], ["us", "eu"]),
     ],
 )  # fmt: skip
-def test_who_has_to_start_again(old: str, new: str, said: str, again: list[str]) -> None:
+def test_who_has_to_start_again_and_who_is_told(
+    old: str, new: str, said: str, again: list[str], told: list[str]
+) -> None:
     before, after = parse(TEXT), parse(_edited((old, new)))
     found = changes(before, after)
-    assert said in map(str, found)
+    assert [one for one in map(str, found) if one.startswith(said)]
     assert restarts(found, after) == again
+    assert rereads(found, after) == told
 
 
 def test_what_only_moved_in_the_file_is_no_change() -> None:
@@ -103,6 +111,20 @@ def test_pools_that_do_not_fit_are_said(tmp_path: Path) -> None:
     assert notes[0].startswith("node 'eu-decode-1': kv_tokens = 40000000 takes 921,600 MB")
     assert notes[1].startswith("all KV pools together take")
     assert list(check_memory(World(parse(TEXT), tmp_path / "w", tmp_path), free_mb=16_000)) == []
+
+
+def test_of_nodes_that_share_a_place_the_largest_counts(tmp_path: Path) -> None:
+    text = (SHIPPED / "pool.toml").read_text()
+    small, large = ('pool = "only"\nkv_tokens = 100_000', 'pool = "only"\nkv_tokens = 200_000')
+    head, one, two = text.split('pool = "only"')
+    topology = parse(f"{head}{small}{one}{large}{two}")
+    world = World(topology, tmp_path / "w", tmp_path)
+    assert list(check_memory(world, free_mb=4_700)) == []
+    assert list(check_memory(world, free_mb=4_600)) != []
+    both = World(parse(f"{head}{small}{one}{large}{two}".replace("places = 1", "places = 2")),
+                 tmp_path / "w", tmp_path)  # fmt: skip
+    (note,) = check_memory(both, free_mb=4_700)
+    assert note.startswith("all KV pools together take 6,912 MB")
 
 
 def test_latent_kv_is_one_row_for_all_heads() -> None:

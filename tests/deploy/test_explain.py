@@ -32,8 +32,8 @@ from edge.routing.placement import Reason
 EU, US = RegionName("eu"), RegionName("us")
 STORY = Story(
     id=RequestId("r1"), edge="ams", worker=2, dialect="chat", at=0.0, age_s=9.0, outcome="ok",
-    model=ModelName("tiny"), stream=True, admitted_s=0.001, prompt_tokens=100, cached_tokens=64,
-    completion_tokens=20,
+    tenant="quay", key="0123456789ab", model=ModelName("tiny"), stream=True, admitted_s=0.001,
+    prompt_tokens=100, cached_tokens=64, completion_tokens=20,
     choices=(Choice(
         at_s=0.002, reason="prefix_held", order=(US, EU), bound_s=10.0, key_depth=2, key_blocks=7,
         text_bytes=3584, hot_version="a1b2", by_affinity=False,
@@ -59,6 +59,7 @@ def test_a_story_as_a_page() -> None:
     assert page == (
         """\
 request r1: chat, tiny, streamed; edge ams, worker 2; 9 s ago; ok
+asked by quay, key 0123456789ab
 100 prompt tokens, 64 of them cached; 20 generated
 
 chosen: us, prefix_held: it holds so much of the prompt that it is the fastest
@@ -88,10 +89,13 @@ worst step: decode, 500 ms, 50% of it"""
 def test_one_that_runs_and_one_that_was_never_parsed() -> None:
     running = replace(STORY, outcome="", ended_s=None, timings=None, tries=())
     assert "still running" in next(lines(running))
-    bare = replace(running, model=None, admitted_s=None, choices=())
+    bare = replace(running, model=None, admitted_s=None, choices=(), tenant="", key="")
     assert "not parsed" in next(lines(bare))
+    assert not any("asked by" in line for line in lines(bare))
+    free = replace(STORY, key="-")
+    assert "asked by quay, without a key" in list(lines(free))
     [_, row] = rows([bare])
-    assert row[3:6] == ("–", "–", "running")
+    assert row[3:7] == ("–", "–", "–", "running")
 
 
 def test_every_reason_of_a_route_has_its_words() -> None:
@@ -100,7 +104,9 @@ def test_every_reason_of_a_route_has_its_words() -> None:
 
 def test_the_list_has_a_line_each_without_blanks_in_cells() -> None:
     table = list(aligned(rows([STORY, STORY]), 8))
-    assert table[1].split() == ["r1", "9s", "ams", "us", "prefix_held", "ok", "1002ms", "decode"]
+    assert table[1].split() == [
+        "r1", "9s", "ams", "quay", "us", "prefix_held", "ok", "1002ms", "decode"
+    ]  # fmt: skip
     assert len(table) == 3
 
 

@@ -117,7 +117,7 @@ def test_a_node_that_is_not_meant_to_run_is_off_and_not_lost() -> None:
 
 
 def test_models_are_warm_cold_or_out() -> None:
-    names = {"warm": 0.0, "cold": 4.25}
+    names = {"warm": 0.0, "cold": 4.25, "queued": 9.0}
     status = msgspec.structs.replace(
         FULL,
         models=tuple(
@@ -125,25 +125,30 @@ def test_models_are_warm_cold_or_out() -> None:
             for name, start_s in names.items()
         ),
         nodes=tuple(
-            msgspec.structs.replace(node(name, model=model), alive=alive)
-            for name, model, alive in (
-                ("a", "warm", True), ("b", "warm", False), ("c", "cold", False),
-                ("d", "lost", False),
+            msgspec.structs.replace(node(name, model=model), alive=alive, pool=pool)
+            for name, model, alive, pool in (
+                ("a", "warm", True, ""), ("b", "warm", False, "gpu"), ("c", "cold", False, ""),
+                ("d", "lost", False, ""), ("e", "queued", False, "gpu"),
             )
         ),
         more=RegionMore(
             wanted=(
                 Wanted(model=ModelName("warm"), role="decode", nodes=1, why="calm"),
                 Wanted(model=ModelName("cold"), role="decode", nodes=0, why="idle"),
+                Wanted(
+                    model=ModelName("queued"), role="decode", nodes=1, why="asked", waiting=3,
+                    no_place=True,
+                ),
             )
         ),
     )  # fmt: skip
     views = [RegionView("eu", "fresh", status), RegionView("us", "lost", None)]
     assert [line.split() for line in model_lines(views)] == [
-        ["model", "region", "state", "role", "up", "wanted", "why"],
-        ["cold", "eu", "cold,~4.2s", "decode", "0/1", "0", "idle"],
-        ["lost", "eu", "out", "decode", "0/1", "all", "–"],
-        ["warm", "eu", "warm", "decode", "1/2", "1", "calm"],
+        ["model", "region", "state", "role", "up", "wanted", "why", "pool"],
+        ["cold", "eu", "cold,~4.2s", "decode", "0/1", "0", "idle", "–"],
+        ["lost", "eu", "out", "decode", "0/1", "all", "–", "–"],
+        ["queued", "eu", "waits-for-a-place", "decode", "0/1", "1", "asked", "gpu"],
+        ["warm", "eu", "warm", "decode", "1/2", "1", "calm", "gpu"],
     ]
     assert scales(views)
     assert not scales(REGIONS)

@@ -17,7 +17,7 @@ from core.types import Role
 from deploy import toml_write
 from deploy.launcher import run_world
 from deploy.state import running
-from deploy.up import expected, key_line, stopping
+from deploy.up import expected, key_line, sleeping, stopping
 from tests.conftest import Spawn
 from tests.deploy.waiting import is_gone, until
 from tests.tiny_text import write_tiny_folder
@@ -50,6 +50,7 @@ def topology_file(tmp_path: Path, free_port: int) -> Path:
     [
         ("five-regions", "5 routers, 5 nodes, 3 edge processes: about 3.1 GB"),
         ("on-demand", "1 routers, 0 nodes, 1 edge processes: about 0.2 GB"),
+        ("pool", "1 routers, 0 nodes, 1 edge processes: about 0.2 GB"),
         ("sharded", "1 routers, 2 nodes of 5 ranks, 1 edge processes: about 2.1 GB"),
     ],
 )
@@ -57,6 +58,15 @@ def test_the_memory_of_a_world_is_told_before_it_starts(shipped: str, told: str)
     path = ROOT / "deploy" / "topologies" / f"{shipped}.toml"
     described = config.load(path, state=ROOT).topology
     assert expected(described) == f"  {told} of memory with the bundled model"
+
+
+def test_who_shares_a_place_is_told() -> None:
+    path = ROOT / "deploy" / "topologies" / "pool.toml"
+    assert list(sleeping(config.load(path, state=ROOT).topology)) == [
+        "smollm2-135m-instruct, smollm2-once-more share pool only in home: one node at a time",
+        "smollm2-135m-instruct is off in home: the first request starts a node",
+        "smollm2-once-more is off in home: the first request starts a node",
+    ]
 
 
 def test_the_line_for_a_key_can_be_copied(topology_file: Path) -> None:

@@ -31,7 +31,7 @@ from core.types import (
 from edge.admission import Admission
 from edge.app import open_edge
 from edge.listener import guarding
-from edge.serving import Server
+from edge.server import Server
 
 SECRET = "a-region-secret-for-tests"
 MODEL = ModelName("tiny")

@@ -26,7 +26,7 @@ from core.errors import InvalidRequest
 from edge.api.body import MAX_CONTAINERS, MAX_DEPTH, check_shape
 from edge.api.upload import BODIES_AT_ONCE
 from edge.listener import MAX_HEAD_BYTES, guarding
-from edge.serving import Server
+from edge.server import Server
 from tests.edge.fakes import MODEL, FakeRegion, RunningEdge, running_edge, world_of
 
 RUN = "/client/v4/accounts/acc/ai/run/@cf/acme/tiny"

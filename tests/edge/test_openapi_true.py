@@ -80,6 +80,8 @@ def _aim(case: Any) -> None:
 
 def _play(operation: Any, mode: GenerationMode, statuses: Counter[int]) -> None:
     checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
+    if operation.path == "/readyz":  # its 503 is an answer; a starved edge may not be ready
+        checks = [check for check in checks if check is not not_a_server_error]
 
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,

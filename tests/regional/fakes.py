@@ -14,6 +14,7 @@ import msgspec
 
 from core.config import World, parse
 from core.events import Accepted, Delta, Done, Event, Finish, Moved, Placing, event_decoder
+from core.telemetry import SILENT, Telemetry
 from core.types import (
     FinishReason,
     GenerateRequest,
@@ -234,11 +235,13 @@ async def region(
     queue: int = 64,
     heartbeat_s: float = 30.0,
     more: str = "",
+    telemetry: Telemetry = SILENT,
 ) -> AsyncIterator[Here]:
     """`more`: the end of the topology."""
     text = topology(nodes, queue=queue, heartbeat_s=heartbeat_s) + more
     world = World(topology=parse(text), path=tmp_path / "world.toml", state=tmp_path)
-    app = RouterApp(world, world.topology.region("here"), {MODEL: ByteText()})
+    texts = {MODEL: ByteText()}
+    app = RouterApp(world, world.topology.region("here"), texts, telemetry=telemetry)
     await app.start()
     try:
         async with aiohttp.ClientSession() as client:

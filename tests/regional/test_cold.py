@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from core.events import Done
+from core.events import Accepted, Done
 from tests.regional.fake_node import MODEL, attempt_of
 from tests.regional.fakes import Here, ask, delta, ending, region, run
 
@@ -44,5 +44,42 @@ def test_a_request_waits_for_its_node(tmp_path: Path) -> None:
             node = await here.joined(*NODE)
             node.output(attempt_of(await node.got("start")), delta("yes"), *ending())
             assert isinstance((await answer)[-1], Done)
+
+    run(test())
+
+
+def test_a_model_whose_nodes_all_leave_is_cold(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, NODE, more=COLD) as here:
+            node = await here.joined(*NODE)
+            node.beat(draining=True)
+            await here.until(lambda: here.app.publisher.snapshot().models[0].start_s > 0)
+            answer = here.asking(ask())
+            await here.until(lambda: [
+                (one.nodes, one.waiting) for one in here.app.publisher.snapshot().more.wanted
+            ] == [(1, 1)])  # fmt: skip
+            await node.die()
+            node = await here.joined(*NODE)
+            node.output(attempt_of(await node.got("start")), delta("yes"), *ending())
+            assert isinstance((await answer)[-1], Done)
+
+    run(test())
+
+
+def test_who_comes_to_one_that_leaves_waits_for_the_next(tmp_path: Path) -> None:
+    """It says that it takes nothing new first by refusing, then by its heartbeat."""
+
+    async def test() -> None:
+        async with region(tmp_path, NODE, more=COLD) as here:
+            node = await here.joined(*NODE)
+            answer = here.asking(ask())
+            node.failed(attempt_of(await node.got("start")), "decode", "draining")
+            await here.queued(1)
+            await node.die()
+            node = await here.joined(*NODE)
+            node.output(attempt_of(await node.got("start")), delta("yes"), *ending())
+            first, *_, last = await answer
+            assert isinstance(first, Accepted)
+            assert isinstance(last, Done)
 
     run(test())

@@ -220,6 +220,26 @@ def test_leaving_and_draining_nodes_get_nothing_new(tmp_path: Path) -> None:
     run(test())
 
 
+def test_nodes_that_go_without_a_word_are_counted(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with region(tmp_path, ("d1", "decode"), ("d2", "decode")) as here:
+            polite = await here.joined("d1", "decode")
+            polite.say(pb.NodeMessage(leaving=pb.Leaving(reason="test")))
+            await here.until(lambda: any(n.draining for n in here.app.router.cluster.view().nodes))
+            await polite.die()
+            for _ in range(2):
+                node = await here.joined("d2", "decode")
+                await node.die()
+                await here.until(lambda: not list(here.app.router.cluster.members()))
+            async with here.client.get(f"{here.base}/metrics") as answer:
+                page = await answer.text()
+            lost = [one for one in page.splitlines() if one.startswith("skerry_router_lost_nodes_")]
+            assert 'skerry_router_lost_nodes_total{node="d1"} 0.0' in lost
+            assert 'skerry_router_lost_nodes_total{node="d2"} 2.0' in lost
+
+    run(test())
+
+
 def test_messages_over_four_mebibytes(tmp_path: Path) -> None:
     """B26: gRPC's own limit is 4 MiB; a snapshot of a large cache is more."""
 

@@ -70,6 +70,7 @@ def scripted_world(
     step_ms: float = 1.0,
     prefill_tokens_per_s: float = 4000.0,
     workers: Mapping[str, int] = MappingProxyType({}),
+    otlp: str | None = None,
 ) -> Iterator[LocalWorld]:
     """The world, up, its lost processes started again after a tenth of a second. `workers`: of
     edges that have several processes."""
@@ -79,7 +80,9 @@ def scripted_world(
     edges = (
         msgspec.structs.replace(edge, workers=workers.get(edge.name, 1)) for edge in described.edges
     )
-    described = msgspec.structs.replace(described, edges=tuple(edges))
+    described = msgspec.structs.replace(
+        described, edges=tuple(edges), observe=config.Observe(otlp=otlp)
+    )
     file.write_text(toml_write.dump(described), encoding="utf-8")
     said: list[str] = []
     with run_world(

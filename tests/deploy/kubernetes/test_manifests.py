@@ -172,8 +172,14 @@ def test_the_command_prints_what_it_would_apply() -> None:
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_topology_can_be_put_into_a_cluster(path: Path) -> None:
     topology = parse(path.read_text())
+    pooled = [region.name for region in topology.regions if region.pools]
     for name in [*(e.name for e in topology.edges), *(r.name for r in topology.regions)]:
-        assert len(manifests(topology, name, Values())) > 4
+        if name in pooled:
+            with pytest.raises(ConfigError, match=rf"region '{name}' has pools .* `skerry up`"):
+                manifests(topology, name, Values())
+        else:
+            assert len(manifests(topology, name, Values())) > 4
+    assert pooled == (["home"] if path.stem == "pool" else [])
 
 
 def _scaled(text: str, model: str = "big") -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from deploy.state import claim
 def count(what: Ask, tell: Tell) -> None:
     if isinstance(what, View):
         raise ConfigError("nobody runs")
+    assert isinstance(what, Deploy)
     for number in range(3):
         tell(Said(f"{what.unit} {number}"))
 

@@ -19,7 +19,10 @@ def node(name: str, **more: Any) -> NodeStatus:
 
 STATUS = RegionStatus(
     region=RegionName("eu"), epoch="e", sequence=1, release="1.0",
-    nodes=(node("eu-a"), node("eu-b", draining=True), node("eu-c", alive=False)),
+    nodes=(
+        node("eu-a"), node("eu-b", draining=True), node("eu-c", alive=False),
+        node("eu-d", alive=False, off=True), node("eu-e", alive=False, off=True),
+    ),
 )  # fmt: skip
 VIEW = EdgeView(
     edge="ams",
@@ -38,7 +41,7 @@ def test_from_afar_there_is_what_an_edge_knows() -> None:
     assert rows["ams"][:3] == ["edge", "up", "1.0"]
     assert rows["eu"][:3] == ["router", "up", "1.0"]
     assert rows["us"][:3] == ["router", "suspect", "–"]
-    assert [rows[f"eu-{one}"][1] for one in "abc"] == ["up", "draining", "lost"]
+    assert [rows[f"eu-{one}"][1] for one in "abcd"] == ["up", "draining", "lost", "off"]
     assert rows["eu-a"][2] == "2.0"
 
 
@@ -55,6 +58,7 @@ def test_here_the_launcher_says_more() -> None:
             seen("nyc", "edge", 61.0, "exit code 2"),
             seen("eu-a", "node", 7300.0),
             seen("us-a", "node", 1.0),
+            seen("eu-e", "node", 0.5),
         ]
     )
     assert rows["ams"] == ["edge", "up", "3.0", "7", "3s", "next, topology-2"]
@@ -62,3 +66,4 @@ def test_here_the_launcher_says_more() -> None:
     assert rows["nyc"][4] == "1m"
     assert rows["eu-a"][4] == "2h01m"
     assert rows["us-a"][1] == "not heard"
+    assert [rows[f"eu-{one}"][1] for one in "de"] == ["off", "starting"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from deploy.worker.fleet import Admin, Fleet, FleetError
-from edge.workers.admin_pages import EdgePage, Staged
+from edge.workers.admin_pages import Activate, EdgePage, Staged
 
 PAGE = EdgePage(edge="e", url="http://e", version="1", domain="localhost", languages=())
 
@@ -26,6 +26,7 @@ class Edge:
     lost: str = ""  # the method after which it answers no more
     served: bool = False
     asked: list[tuple[str, str]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)  # of the deployments that it was asked about
 
     def admin(self) -> Admin:
         return Admin(self.name, f"http://{self.name}", httpx.Client(transport=self._transport()))
@@ -47,6 +48,8 @@ class Edge:
         if self.fails == (request.method, what[1].split("/")[1]):
             return httpx.Response(400, json={"error": {"message": "no such luck"}})
         if what[1].split("/")[1] == "active":
+            body = request.content and msgspec.json.decode(request.content, type=Activate).id
+            self.ids.append(str(body or request.url.params["id"]))
             if request.method == "DELETE" and not self.served:
                 return httpx.Response(404, json={"error": {"message": "not served"}})
             self.served = request.method == "POST"
@@ -103,6 +106,8 @@ def test_one_that_fails_to_change_over_takes_the_others_back(act: Act) -> None:
     assert short(edges[0])[1:] == [("POST", "active"), ("DELETE", "active")]
     assert short(edges[1])[1:] == [("POST", "active"), ("DELETE", "active"), ("DELETE", "staged")]
     assert short(edges[2])[1:] == [("DELETE", "staged")]
+    (mine,) = {id_ for edge in edges for id_ in edge.ids}
+    assert len(mine) == 16, "the deployment is told from any other of the same version"
 
 
 @pytest.mark.parametrize("act", ACTS)

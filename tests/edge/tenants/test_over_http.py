@@ -198,6 +198,9 @@ async def test_parallel_requests_share_one_budget(tmp_path: Path) -> None:
                     assert one.json()["error"]["code"] == "rate_limit_exceeded"
                     assert 1 <= int(one.headers["retry-after"]) <= 65
             assert len(eu.requests) == 1
+            told = (await edge.http.get("/explain?newest=20")).json()["stories"]
+            assert {(one["tenant"], one["key"]) for one in told} == {("small", small[10:22])}
+            assert [one["outcome"] for one in told].count("rate_limit_exceeded") == 9
             # 6 were used in the end: 94 are left
             run = {"prompt": "hi", "max_tokens": 95}
             over = await edge.http.post(RUN, json=run, headers=auth(small))

@@ -115,6 +115,7 @@ def work(
     chars_sent: int = 0,
     spent: pb.Spent | None = None,
     move: int = 0,
+    trace: str = "",
 ) -> pb.Work:
     point = ResumePoint(choice=0, token_ids=resume, chars_sent=chars_sent)
     request = GenerateRequest(
@@ -124,6 +125,7 @@ def work(
         seed=1,
         rendered_at=0,
         resume=(point,) if resume else (),
+        trace=trace,
     )
     return pb.Work(
         request=msgspec.msgpack.encode(request),
@@ -151,5 +153,5 @@ def prefill(attempt_id: str, given: pb.Work, ticket: pb.Ticket) -> pb.RouterMess
     return pb.RouterMessage(prefill=pb.Prefill(attempt_id=attempt_id, work=given, ticket=ticket))
 
 
-def abort(attempt_id: str) -> pb.RouterMessage:
-    return pb.RouterMessage(abort=pb.Abort(attempt_id=attempt_id, reason="client_gone"))
+def abort(attempt_id: str, reason: str = "client_gone") -> pb.RouterMessage:
+    return pb.RouterMessage(abort=pb.Abort(attempt_id=attempt_id, reason=reason))

@@ -16,6 +16,7 @@ from core.kv.ticket import model_digest
 from core.kv.transports.base import BlockMemory, Carrier, Landing
 from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier
+from core.telemetry import SILENT, Telemetry
 from core.types import FinishReason, GenerateRequest
 from regional.node.answer import Calls
 from regional.node.front import Front
@@ -130,6 +131,7 @@ async def fake_node(
     clock: Callable[[], float] = time.monotonic,
     model: bytes = b"model",
     elsewhere: Sequence[Host] = (),
+    telemetry: Telemetry = SILENT,
 ) -> AsyncIterator[FakeNode]:
     """A front with its rank, a real data socket and one open session. `elsewhere`: further hosts
     of its pool."""
@@ -155,6 +157,8 @@ async def fake_node(
                 ],
                 clock=clock,
                 tasks=tasks,
+                name="n1",
+                telemetry=telemetry,
             )
             rank.receive = partial(front.rank_said, 0)
             front.session_opened(desk)

@@ -82,7 +82,10 @@ class World:
     @asynccontextmanager
     async def node(self, name: str) -> AsyncIterator[tuple[Joined, asyncio.subprocess.Process]]:
         async with self.process(name) as process:
-            yield await self.router.node(name), process
+            joined = await self.router.node(name)
+            yield joined, process
+        # One of the same name that comes next must not be taken for this one.
+        await self.router.until(lambda: self.router.nodes.get(name) is not joined)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

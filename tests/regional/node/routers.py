@@ -52,7 +52,9 @@ class FakeRouter:
 
     def ended(self, session: NodeSession) -> None:
         self.ends.append(session.name)
-        self.nodes.pop(session.name, None)
+        known = self.nodes.get(session.name)
+        if known is not None and known.session is session:
+            del self.nodes[session.name]
         self._news.set()
 
     async def until(self, ready: Callable[[], bool], *, seconds: float = 20.0) -> None:

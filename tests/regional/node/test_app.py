@@ -13,6 +13,7 @@ import pytest
 
 from core.config import parse
 from core.models.source import resolve_source
+from core.orders import RETIRE
 from core.types import FinishReason, Sampling
 from regional.node.app import EXIT_RANK_LOST, NodeSetup, serve
 from regional.node.rank_link import Patience
@@ -123,7 +124,7 @@ def test_a_killed_front_takes_its_rank_along(tmp_path: Path) -> None:
     in_world(test, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, RETIRE])
 def test_a_stop_signal_lets_answers_finish(tmp_path: Path, number: signal.Signals) -> None:
     async def test(world: World) -> None:
         async with world.node("writer") as (writer, front):

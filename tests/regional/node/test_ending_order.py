@@ -17,9 +17,11 @@ from core.kv.handoff import Failure
 from core.kv.shards import PoolMemory, endpoints
 from core.kv.ticket import Ticket, new_ticket_id
 from core.kv.transports.base import BlockMemory, Piece
+from core.telemetry import SILENT
 from core.types import BLOCK_TOKENS
 from regional.node.errands import Job
 from regional.node.imports import Imports, Want
+from regional.node.notes import Notebook, Notes
 from regional.node.pool import Pool
 from regional.node.prefill import PrefillJob
 from regional.node.receiving import Receiving
@@ -80,8 +82,12 @@ class Listed:
         self._log.append(type(command).__name__)
 
 
+def notes(did: str) -> Notes:
+    return Notebook("a", time.monotonic, SILENT).open(did, "a.1")
+
+
 def sent(sending: Sending, ticket: Ticket, _: asyncio.TaskGroup) -> Job:
-    job = SendJob(sending, "a.1", Desk(), TOKENS, "", ticket)
+    job = SendJob(sending, "a.1", Desk(), TOKENS, "", ticket, notes("sent"))
     job.tell(Held(sequence=job.sequence, tokens=len(TOKENS), blocks=ROWS))
     return job
 
@@ -90,7 +96,7 @@ def read(sending: Sending, ticket: Ticket, tasks: asyncio.TaskGroup) -> Job:
     imports = Imports(tasks, itertools.count(1), tier=None, ended=lambda: None)
     pool = Pool(0, sending.rank, sending, Receiving([], 30.0))
     spec = m.SequenceSpec(token_ids=(*TOKENS, 1), max_tokens=1)
-    job = PrefillJob(imports, Want("a.1", pool, spec, Desk()), ticket)
+    job = PrefillJob(imports, Want("a.1", pool, spec, Desk()), ticket, notes("prefilled"))
     done = m.PrefillProgress(
         sequence=job.sequence,
         ready_tokens=len(TOKENS),
@@ -138,7 +144,8 @@ def test_a_source_that_holds_nothing_opens_no_way() -> None:
         ends = tuple(endpoints(memory.geometries, "there:1", fill))
         way = Way(log, refuses=True, silent=False)
         sending = Sending(Listed(log), memory, way, MODEL, time.monotonic)
-        job = SendJob(sending, "a.1", Desk(), TOKENS, "", Ticket("00", 1, 30.0, ends))
+        ticket = Ticket("00", 1, 30.0, ends)
+        job = SendJob(sending, "a.1", Desk(), TOKENS, "", ticket, notes("sent"))
         job.tell(NoCapacity("no place to look"))
         with pytest.raises(NoCapacity):
             await job.run(5.0)

@@ -1,0 +1,127 @@
+"""The steps of a rollout that are the same wherever processes run: orders to them over HTTP, and
+waiting for what they say of themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+from core.config import World
+from core.errors import ConfigError
+from core.orders import OrderAsk
+from deploy.fleet import WorldEnds
+from deploy.orders import Part, give_by
+from deploy.rollout import judge
+from deploy.rollout.asking import Asking
+from deploy.rollout.steps import Heard, Idle, Kind, Rest, Watch, Weigh
+
+WATCH_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: `idle_s` for what runs, `ready_s` for what starts."""
+
+    idle_s: float = 600.0
+    ready_s: float = 120.0
+
+
+class Attending:
+    """`client` reaches the processes of `world`. `pause`: see `Asking`."""
+
+    def __init__(
+        self,
+        *,
+        client: httpx.Client,
+        world: World,
+        asking: Asking,
+        patience: Patience,
+        pause: Callable[[float], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._world = world
+        self._asking = asking
+        self._patience = patience
+        self._pause = pause
+        self._say = say
+        self._base = judge.read(asking.metrics())
+
+    def take(self, step: Rest | Idle | Heard | Weigh | Watch) -> None:
+        """Returns when it is done. Raises ConfigError."""
+        match step:
+            case Rest(Kind.NODE as kind, name, resting):
+                self._order(kind, name, OrderAsk(nodes={name: resting}))
+            case Rest(kind, name, resting):
+                self._order(kind, name, OrderAsk(resting=resting))
+            case Idle(kind, name, must):
+                self._idle(kind, name, must=must)
+            case Heard(region):
+                self._asking.until(
+                    lambda: self._asking.all_hear(region),
+                    self._patience.ready_s,
+                    else_=lambda: f"not every edge hears region {region}",
+                )
+            case Weigh(region, weight):
+                self._order(Kind.REGION, region, OrderAsk(weight=weight))
+            case Watch(region, seconds):
+                self._watch(region, seconds)
+
+    def _order(self, kind: Kind, name: str, ask: OrderAsk) -> None:
+        doors = tuple(self._asking.doors(kind, name).values())
+        give_by(self._client, self._world, Part(str(kind), name, doors), ask)
+
+    def _idle(self, kind: Kind, name: str, *, must: bool) -> None:
+        """For a moment, not at one moment: edges hear of a drain, and routers of what a node has,
+        a little later."""
+        heartbeat_s = self._world.topology.limits.heartbeat_s
+        settled_s = 2.5 * heartbeat_s if kind is Kind.NODE else 0.5
+        since: float | None = None
+        last = 0
+
+        def idle() -> bool:
+            nonlocal since, last
+            left = self._asking.under_way(kind, name)
+            if left:
+                since = None
+                if left != last:
+                    self._say(f"  {left} under way")
+                last = left
+                return False
+            now = time.monotonic()
+            since = now if since is None else since
+            return now - since >= settled_s
+
+        try:
+            self._asking.until(
+                idle, self._patience.idle_s, else_=lambda: f"{kind} {name} still has {last}"
+            )
+        except ConfigError as error:
+            if must or isinstance(error, WorldEnds):
+                raise
+            self._say(f"  {error}: what it has is broken off")
+
+    def _watch(self, region: str, seconds: float) -> None:
+        """Raises ConfigError as soon as the region is worse than a bound allows."""
+        start = judge.read(self._asking.metrics())
+        none = judge.Counts()
+        before = self._base.get(region, none)
+        end = time.monotonic() + seconds
+        while True:
+            over = time.monotonic() >= end
+            now = judge.read(self._asking.metrics())
+            since = {name: counts.since(start.get(name, none)) for name, counts in now.items()}
+            came = since.get(region, none)
+            why = judge.complaint(came, before, judge.others(since, region))
+            if why is not None:
+                raise ConfigError(f"region {region} is worse than before: {why}")
+            if over:
+                break
+            if self._pause(WATCH_EVERY_S):
+                raise WorldEnds
+        few = came.answers < judge.BOUNDS.least
+        note = ", too few to tell" if few else ": no worse than before"
+        self._say(f"  {came.answers} answers, {came.errors} failed{note}")

@@ -1,0 +1,46 @@
+"""Which topologies a running world can go on with, and at which addresses."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from core.config import Topology
+from deploy.rollout.fit import misfits, settled
+from tests.deploy.rollout.test_plan import TWO, topology
+
+
+def test_addresses_that_were_asked_for_are_those_that_were_found() -> None:
+    asked = topology(replace(TWO.regions[0], http="127.0.0.1:0"), TWO.regions[1])
+    running = topology(replace(TWO.regions[0], http="127.0.0.1:777"), TWO.regions[1])
+    moved = replace(
+        running, edges=(replace(running.edges[0], listen="127.0.0.1:9"), asked.edges[1])
+    )
+    assert settled(asked, asked, moved) == moved
+    other = replace(asked, edges=(replace(asked.edges[0], listen="127.0.0.1:5"), asked.edges[1]))
+    assert settled(other, asked, moved).edges[0].listen == "127.0.0.1:5"
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (replace(TWO, edges=TWO.edges[:1]), "edge 'nyc' runs"),
+        (replace(TWO, regions=TWO.regions[:1]), "region 'us' runs"),
+        (
+            replace(TWO, edges=(replace(TWO.edges[0], listen="127.0.0.1:9"), TWO.edges[1])),
+            "listen of 'ams' cannot change while it runs: it is '127.0.0.1:3'",
+        ),
+        (
+            topology(replace(TWO.regions[0], grpc="127.0.0.1:9"), TWO.regions[1]),
+            "grpc of 'eu' cannot change",
+        ),
+        (replace(TWO, secrets=replace(TWO.secrets, region="env:X")), "secrets cannot change"),
+    ],
+)
+def test_what_does_not_fit(after: Topology, words: str) -> None:
+    (found,) = misfits(TWO, after)
+    assert words in found.what
+
+
+def test_the_same_fits() -> None:
+    assert list(misfits(TWO, TWO)) == []

@@ -1,0 +1,32 @@
+"""Orders to a router's nodes, while the nodes come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import InvalidRequest
+from core.orders import OrderAsk, Orders, read_orders
+from regional.orders import OrderBook
+
+
+def test_a_node_that_goes_takes_orders_until_it_has_gone(tmp_path: Path) -> None:
+    said: list[Orders] = []
+    book = OrderBook(tmp_path / "orders.json", ["a", "b"], changed=said.append)
+    book.know(["a"])
+    assert book.take(OrderAsk(nodes={"b": True})).nodes == ("b",)
+    book.know(["a"])
+    assert said[-1].nodes == ()
+    with pytest.raises(InvalidRequest, match="no node 'b'; it has: a"):
+        book.take(OrderAsk(nodes={"b": True}))
+
+
+def test_a_node_that_comes_again_has_no_orders(tmp_path: Path) -> None:
+    said: list[Orders] = []
+    file = tmp_path / "orders.json"
+    book = OrderBook(file, ["a", "b"], changed=said.append)
+    book.take(OrderAsk(nodes={"a": True, "b": True}, weight=7))
+    book.know(["a"])
+    book.know(["a", "b"])
+    assert said[-1] == book.now == read_orders(file) == Orders(nodes=("a",), weight=7)
