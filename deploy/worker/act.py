@@ -66,8 +66,8 @@ def owner_of(world: World, tenant: str) -> str:
 def addresses(bundle: Bundle, edges: list[EdgePage]) -> Iterator[str]:
     settings = bundle.settings
     for edge in edges:
-        port = edge.url.rpartition(":")[2]
-        yield f"{edge.url}/w/{settings.name}/   http://{settings.name}.{edge.domain}:{port}/"
+        scheme, port = edge.url.partition(":")[0], edge.url.rpartition(":")[2]
+        yield f"{edge.url}/w/{settings.name}/   {scheme}://{settings.name}.{edge.domain}:{port}/"
     yield from (f"route {pattern}" for pattern in settings.routes)
     yield from (f"timer {cron}" for cron in settings.crons)
 
@@ -110,6 +110,9 @@ def listing(world: World) -> None:
         told = " ".join((*row.routes, *(f"[{cron}]" for cron in row.crons)))
         version = "dev" if row.open else row.version or "-"
         print(f"{name:<24}{row.tenant:<16}{version:<14}{edges:<16}{starts:>6}  {told}".rstrip())
+        for edge, one in held:
+            if one.rests_s > 0:
+                print(f"  rests for {one.rests_s:.0f} s on {edge}: it {one.rests_for}")
 
 
 def delete(name: str, world: World) -> None:

@@ -9,6 +9,7 @@ taken back are named.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ class Fleet:
 
     def _everywhere(self, name: str, stage: Callable[[Admin], bytes], *, how: str) -> str:
         staged: list[tuple[Admin, str]] = []
+        id_ = secrets.token_hex(8)
         begun = 0  # so many were asked to change over; the last of them may not have done so
         try:
             for admin in self.admins:
@@ -146,24 +148,25 @@ class Fleet:
                 told = ", ".join(f"{admin.edge}: {version}" for admin, version in staged)
                 raise FleetError(f"the edges differ in the version before ({told}); name one")
             for admin, version in staged:
-                body = msgspec.json.encode(Activate(version, how))
+                body = msgspec.json.encode(Activate(version, how, id_))
                 begun += 1
                 admin.ask("POST", f"/workers/{name}/active", body)
         except BaseException as error:
-            left = _back(name, staged, begun)
+            left = _back(name, staged, begun, id_)
             if isinstance(error, FleetError):
                 raise FleetError(f"{str(error).rstrip('.')}. {_outcome(left)}") from error
             raise
         return staged[0][1]
 
 
-def _back(name: str, staged: Sequence[tuple[Admin, str]], begun: int) -> list[str]:
+def _back(name: str, staged: Sequence[tuple[Admin, str]], begun: int, id_: str) -> list[str]:
     """Undo what was done. Returns the edges that may serve the new version all the same."""
     left: list[str] = []
     for at, (admin, version) in enumerate(staged):
         if at < begun:
             try:
-                admin.ask("DELETE", f"/workers/{name}/active/{version}")
+                path = f"/workers/{name}/active/{version}"
+                admin.ask("DELETE", path, params={"id": id_})
                 continue
             except NoAnswer:
                 left.append(admin.edge)

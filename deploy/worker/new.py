@@ -36,7 +36,9 @@ def create(name: str, template: str) -> None:
     for file in target.glob("wrangler.*"):
         text = _NAME.sub(rf'\1"{name}"', file.read_text(encoding="utf-8"), count=1)
         file.write_text(_DATE.sub(rf'\1"{date}"', text, count=1), encoding="utf-8")
-    skerry = sys.argv[0] if os.sep not in sys.argv[0] else os.path.relpath(sys.argv[0], target)
+    skerry = sys.argv[0]
+    if os.sep in skerry:  # the shorter way from there
+        skerry = min(os.path.relpath(skerry, target), str(Path(skerry).absolute()), key=len)
     print(f"{target}/ is made from the example {template}. With a world running (`skerry up`):")
     print(f"  cd {target}")
     print(f"  {skerry} worker dev       serves it on one edge, again with each change")

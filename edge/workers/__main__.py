@@ -26,7 +26,8 @@ from edge.crew.place import private_folder
 from edge.workers.admin import admin_app
 from edge.workers.admin_pages import EdgePage
 from edge.workers.crons import Timers
-from edge.workers.host import Host, Place
+from edge.workers.host import Host
+from edge.workers.hosted import Place
 from edge.workers.kv_http import store_app
 from edge.workers.kv_store import KvStore
 from edge.workers.python.egress import open_egress
@@ -48,15 +49,16 @@ def main() -> int:
     parser.add_argument("--topology", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--name", required=True, help="the edge's name")
-    parser.add_argument("--edge", required=True, help="HOST:PORT where that edge accepts requests")
+    parser.add_argument("--edge", required=True, help="HOST:PORT where that edge accepts ours")
+    parser.add_argument("--url", required=True, help="where it accepts callers'")
     parser.add_argument("--lifeline", type=int, required=True)
     options = parser.parse_args()
-    log.setup(f"workers/{options.name}")
     code = 0
     try:
         world = load(options.topology, state=options.state)
+        log.setup(f"workers/{options.name}", form=world.topology.observe.log)
         with _alone(table_path(world.state, options.name).parent):
-            asyncio.run(_serve(world, options.name, options.edge, options.lifeline))
+            asyncio.run(_serve(world, options.name, options))
     except* ConfigError as errors:  # alone, or out of a task group
         why = "; ".join(map(str, errors.exceptions))
         sys.stderr.write(f"workers of {options.name}: {why}\n")
@@ -64,7 +66,8 @@ def main() -> int:
     return code
 
 
-async def _serve(world: World, name: str, edge: str, lifeline: int) -> None:
+async def _serve(world: World, name: str, options: argparse.Namespace) -> None:
+    lifeline: int = options.lifeline
     topology = world.topology
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -86,7 +89,7 @@ async def _serve(world: World, name: str, edge: str, lifeline: int) -> None:
             "python": PythonRuntime(egress, trusted=topology.workers.trusted),
         }
         host = Host(
-            place=Place(root=root, edge=edge, store=root / "store"),
+            place=Place(root=root, edge=options.edge, store=root / "store"),
             register=Register(root, table, topology.workers),
             limits=topology.workers,
             shelf=Shelf(table.parent),
@@ -97,7 +100,7 @@ async def _serve(world: World, name: str, edge: str, lifeline: int) -> None:
             tenants.add(ANONYMOUS)
         page = EdgePage(
             edge=name,
-            url=f"http://{edge}",
+            url=options.url,
             version=release(),
             domain=topology.workers.domain,
             languages=tuple(runtimes),

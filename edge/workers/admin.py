@@ -82,11 +82,12 @@ def admin_app(
 
     async def activate(request: web.Request) -> web.StreamResponse:
         asked = _decode(await _read(request), Activate)
-        await host.activate(request.match_info["name"], asked.version, asked.how)
+        await host.activate(request.match_info["name"], asked.version, asked.how, asked.id)
         return web.Response(status=204)
 
     async def withdraw(request: web.Request) -> web.StreamResponse:
-        await host.withdraw(request.match_info["name"], request.match_info["version"])
+        named = request.match_info
+        await host.withdraw(named["name"], named["version"], request.query.get("id", ""))
         return web.Response(status=204)
 
     async def delete(request: web.Request) -> web.StreamResponse:

@@ -22,6 +22,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     starts: int = 0
     open: bool = False
+    rests_s: float = 0.0
+    """For so long it is not started yet, since it `rests_for` something."""
+    rests_for: str = ""
 
 
 class EdgePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,5 +60,8 @@ class StageKept(msgspec.Struct, frozen=True):
 
 
 class Activate(msgspec.Struct, frozen=True):
+    """`id`: of this deployment, made by whoever deploys; it can be taken back by it."""
+
     version: str
     how: str = "deploy"
+    id: str = ""

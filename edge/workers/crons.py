@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import aiohttp
 
+from core.errors import WorkerResting
 from edge.workers.host import Host
 from edge.workers.logs import LogBook
 from edge.workers.unit import Unit
@@ -54,7 +55,7 @@ async def trigger(unit: Unit, cron: str, at: int, book: LogBook) -> bool:
         ):
             page = await got.json(content_type=None) if got.status == 200 else {}
             outcome = str(page.get("outcome", "exception"))
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, WorkerResting) as error:
         outcome = str(error) or type(error).__name__
     if outcome != "ok":
         book.say(unit.version, "host", f"the timer {cron!r} failed: {outcome}")

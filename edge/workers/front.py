@@ -7,6 +7,7 @@ a Worker's own host is its alone. All else is the edge's.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from litestar.enums import ScopeType
@@ -15,6 +16,7 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from core.errors import NotFound
 from edge.workers.proxy import Passage, Upstream, refuse
 from edge.workers.table import Entry, Table
+from edge.workers.turning_away import resting
 from edge.workers.upload import Upload
 
 if TYPE_CHECKING:
@@ -84,6 +86,9 @@ class Front:
         loop = asyncio.get_running_loop()
         upload, end = Upload(receive, scope["headers"]), loop.time() + ABSENT_S
         while True:
+            if entry.rest is not None and entry.rest.left_s(time.time()) > 0:
+                await refuse(send, resting(entry.name, entry.rest))
+                return
             passage = await self._passage(entry, path, shared=shared)
             if await passage(scope, upload, send):
                 return

@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -21,6 +20,7 @@ from core.errors import InvalidRequest, NotFound, SkerryError, WorkerRefused
 from edge.workers.admin_pages import Row
 from edge.workers.bundle import Bundle, digest_of, unpack, version_of
 from edge.workers.cron import Cron, read_cron
+from edge.workers.hosted import Hosted, Place
 from edge.workers.kv_store import Space
 from edge.workers.logs import LogBook
 from edge.workers.register import Register, Served, check_settings
@@ -29,30 +29,6 @@ from edge.workers.shelf import Card, Deployment, Shelf
 from edge.workers.unit import Unit
 
 _log = logging.getLogger("skerry.workers")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a host works. `root` is private, short and goes with the process; `edge` is where the
-    edge accepts requests; `store` is the socket of the key-value store."""
-
-    root: Path
-    edge: str
-    store: Path
-
-
-@dataclass(slots=True)
-class Hosted:
-    """A Worker. `token` is what its processes say; `open`: it is being written, is not kept, and
-    its callers are told what it throws."""
-
-    name: str
-    token: str
-    book: LogBook
-    card: Card
-    open: bool = False
-    active: Unit | None = None
-    staged: dict[str, Unit] = field(default_factory=dict)
 
 
 class Host:
@@ -95,7 +71,7 @@ class Host:
 
     async def close(self) -> None:
         """End all processes, at once. The table stays: whoever comes next serves the same."""
-        units = [unit for hosted in self._hosted.values() for unit in _units(hosted)]
+        units = [unit for hosted in self._hosted.values() for unit in hosted.units]
         units += self._ending.values()
         self._hosted.clear()
         for task in self._ending:
@@ -122,40 +98,13 @@ class Host:
         """The same for a version that is kept, by default the one served before. Raises NotFound,
         WorkerRefused."""
         async with self._turn:
-            hosted = self._known(name)
-            version = version or hosted.card.before
-            if version is None:
-                raise NotFound(f"the Worker {name!r} has no version before the present one")
-            kept = self._shelf.versions(name)
-            found = [one for one in kept if one.startswith(version)]
-            if len(found) != 1:
-                many = "several versions" if found else "no version"
-                raise NotFound(
-                    f"the Worker {name!r} has {many} {version!r}; kept are: {', '.join(kept)}"
-                )
-            bundle = unpack(self._shelf.take(name, found[0]))
-            self._check(bundle, hosted.card.tenant)
-            await self._start(hosted, bundle, found[0])
-            return found[0]
+            return await self._stage_kept(name, version)
 
-    async def activate(self, name: str, version: str, how: str) -> None:
-        """Serve what was staged. What was served ends after its last answer. Raises NotFound."""
+    async def activate(self, name: str, version: str, how: str, id_: str = "") -> None:
+        """Serve what was staged. What was served ends after its last answer. `id_` is of this
+        deployment alone, for whoever may want it back. Raises NotFound."""
         async with self._turn:
-            hosted = self._known(name)
-            unit = hosted.staged.pop(version, None)
-            if unit is None:
-                raise NotFound(f"the version {version!r} of {name!r} is not staged on this edge")
-            before, hosted.active = hosted.active, unit
-            deployment = Deployment(version, int(self._clock()), how)
-            hosted.card = msgspec.structs.replace(
-                hosted.card, deployments=(*hosted.card.deployments, deployment)
-            )
-            if not hosted.open:
-                self._shelf.write(name, hosted.card)
-            self._write()
-            hosted.book.say(version, "host", f"is served now ({how})")
-            if before is not None:
-                self._end(before)
+            self._activate(name, version, how, id_)
 
     async def discard(self, name: str, version: str) -> None:
         """Forget what was staged. Idempotent."""
@@ -166,70 +115,52 @@ class Host:
             if hosted is not None and hosted.active is None and not hosted.staged:
                 self._drop(hosted, keep=bool(hosted.card.deployments))
 
-    async def withdraw(self, name: str, version: str) -> None:
-        """Take an activation of `version` back: the version before is served again, or none. For a
-        deploy that another edge could not follow. Raises NotFound."""
-        hosted = self._known(name)
-        if hosted.card.active != version:
-            raise NotFound(f"{name!r} is not served in the version {version!r}")
-        rest = hosted.card.deployments[:-1]
-        if not rest:
-            await self.delete(name)
-            return
-        await self.stage_kept(name, rest[-1].version)
-        await self.activate(name, rest[-1].version, "withdraw")
+    async def withdraw(self, name: str, version: str, id_: str = "") -> None:
+        """Take an activation of `version` back, the one of that id: what was served before is
+        served again, or nothing. For a deploy that another edge could not follow. Raises NotFound,
+        also where that very activation is not the last one: then it never came here."""
+        async with self._turn:
+            deployments = self._known(name).card.deployments
+            if not deployments or (deployments[-1].version, deployments[-1].id) != (version, id_):
+                raise NotFound(f"{name!r} is not served in the version {version!r} by this deploy")
+            if len(deployments) == 1:
+                self._delete(name)
+                return
+            before = deployments[-2].version
+            await self._stage_kept(name, before)
+            self._activate(name, before, "withdraw")
 
     async def delete(self, name: str) -> None:
         """With its versions and secrets; what it kept in namespaces stays. Raises NotFound."""
         async with self._turn:
-            hosted = self._known(name)
-            users = [one.name for one in self._hosted.values() if _uses(one, name)]
-            if users:
-                raise WorkerRefused(f"the Worker {name!r} is bound to by {', '.join(users)}")
-            self._drop(hosted)
-            self._write()
-            for unit in _units(hosted):
-                self._end(unit)
+            self._delete(name)
 
     async def set_secret(self, name: str, key: str, value: str | None) -> None:
         """Give a Worker a secret, or take it away (None); it is started again with it. Raises
         NotFound, WorkerRefused."""
-        hosted = self._known(name)
-        kept = {k: v for k, v in hosted.card.secrets.items() if k != key}
-        if value is None and len(kept) == len(hosted.card.secrets):
-            raise NotFound(f"the Worker {name!r} has no secret {key!r}")
-        before = hosted.card
-        hosted.card = msgspec.structs.replace(
-            hosted.card, secrets=kept if value is None else {**kept, key: value}
-        )
-        try:
-            if hosted.card.active is not None:
-                await self.stage_kept(name, hosted.card.active)
-                await self.activate(name, hosted.card.active, "secret")
-        except SkerryError:
-            hosted.card = before
-            raise
+        async with self._turn:
+            hosted = self._known(name)
+            kept = {k: v for k, v in hosted.card.secrets.items() if k != key}
+            if value is None and len(kept) == len(hosted.card.secrets):
+                raise NotFound(f"the Worker {name!r} has no secret {key!r}")
+            before = hosted.card
+            hosted.card = msgspec.structs.replace(
+                hosted.card, secrets=kept if value is None else {**kept, key: value}
+            )
+            try:
+                if hosted.card.active is not None:
+                    await self._stage_kept(name, hosted.card.active)
+                    self._activate(name, hosted.card.active, "secret")
+            except BaseException:
+                hosted.card = before
+                raise
 
     def rows(self) -> list[Row]:
         return [self.row(name) for name in sorted(self._hosted)]
 
     def row(self, name: str) -> Row:
         """Raises NotFound."""
-        hosted = self._known(name)
-        unit = hosted.active
-        settings = None if unit is None else unit.bundle.settings
-        return Row(
-            name=name,
-            tenant=hosted.card.tenant,
-            version=None if unit is None else unit.version,
-            at=hosted.card.deployments[-1].at if hosted.card.deployments else 0,
-            routes=settings.routes if settings else (),
-            crons=settings.crons if settings else (),
-            language=settings.language if settings else "javascript",
-            pid=None if unit is None else unit.pid,
-            starts=0 if unit is None else unit.starts,
-            open=hosted.open,
-        )
+        return self._known(name).row(self._clock())
 
     def card(self, name: str) -> tuple[Card, list[str]]:
         """And the versions that are kept. Raises NotFound."""
@@ -255,11 +186,55 @@ class Host:
                 tenant = hosted.card.tenant
                 if binding == AI_CACHE:
                     return Space(tenant, AI_CACHE)
-                for unit in _units(hosted):
+                for unit in hosted.units:
                     for kv in unit.bundle.settings.kv:
                         if kv.binding == binding:
                             return Space(tenant, kv.id)
         return None
+
+    async def _stage_kept(self, name: str, version: str | None) -> str:
+        hosted = self._known(name)
+        version = version or hosted.card.before
+        if version is None:
+            raise NotFound(f"the Worker {name!r} has no version before the present one")
+        kept = self._shelf.versions(name)
+        found = [one for one in kept if one.startswith(version)]
+        if len(found) != 1:
+            many = "several versions" if found else "no version"
+            raise NotFound(
+                f"the Worker {name!r} has {many} {version!r}; kept are: {', '.join(kept)}"
+            )
+        bundle = unpack(self._shelf.take(name, found[0]))
+        self._check(bundle, hosted.card.tenant)
+        await self._start(hosted, bundle, found[0])
+        return found[0]
+
+    def _activate(self, name: str, version: str, how: str, id_: str = "") -> None:
+        hosted = self._known(name)
+        unit = hosted.staged.pop(version, None)
+        if unit is None:
+            raise NotFound(f"the version {version!r} of {name!r} is not staged on this edge")
+        before, hosted.active = hosted.active, unit
+        deployment = Deployment(version, int(self._clock()), how, id_)
+        hosted.card = msgspec.structs.replace(
+            hosted.card, deployments=(*hosted.card.deployments, deployment)
+        )
+        if not hosted.open:
+            self._shelf.write(name, hosted.card)
+        self._write()
+        hosted.book.say(version, "host", f"is served now ({how})")
+        if before is not None:
+            self._end(before)
+
+    def _delete(self, name: str) -> None:
+        hosted = self._known(name)
+        users = [one.name for one in self._hosted.values() if one.uses(name)]
+        if users:
+            raise WorkerRefused(f"the Worker {name!r} is bound to by {', '.join(users)}")
+        self._drop(hosted)
+        self._write()
+        for unit in hosted.units:
+            self._end(unit)
 
     def _of(self, name: str, tenant: str, open_: bool) -> Hosted:
         hosted = self._hosted.get(name)
@@ -339,6 +314,7 @@ class Host:
             root=self._place.root,
             serial=self._serial,
             seat=seat,
+            changed=self._write,
         )
 
     def _write(self) -> None:
@@ -366,14 +342,3 @@ class Host:
         task = asyncio.create_task(unit.close())
         self._ending[task] = unit
         task.add_done_callback(lambda done: self._ending.pop(done, None))
-
-
-def _units(hosted: Hosted) -> list[Unit]:
-    return [*([hosted.active] if hosted.active else []), *hosted.staged.values()]
-
-
-def _uses(hosted: Hosted, name: str) -> bool:
-    unit = hosted.active
-    if unit is None or hosted.name == name:
-        return False
-    return any(one.service == name for one in unit.bundle.settings.services)

@@ -26,10 +26,16 @@ GRACE_S = 3.0
 
 @asynccontextmanager
 async def hosting(
-    world: World, name: str, address: str, *, when: bool = True, pauses: Pauses = PAUSES
+    world: World,
+    name: str,
+    address: str,
+    *,
+    near: str,
+    when: bool = True,
+    pauses: Pauses = PAUSES,
 ) -> AsyncIterator[None]:
-    """The host of the edge `name`, which accepts requests at `address`, until the block ends; none
-    unless `when`, or where the edge has no admin address."""
+    """The host of the edge `name`, which accepts callers at `address` and the host itself at
+    `near`, until the block ends; none unless `when`, or where the edge has no admin address."""
     admin = world.topology.edge(name).admin
     if admin is not None and split_address(admin)[1] == 0:
         _log.warning("no Workers: an admin address without a fixed port is found by nobody")
@@ -38,7 +44,7 @@ async def hosting(
         yield
         return
     ours, held = os.pipe()
-    task = asyncio.create_task(_keep(_command(world, name, address, ours), ours, pauses))
+    task = asyncio.create_task(_keep(_command(world, name, address, near, ours), ours, pauses))
     try:
         yield
     finally:
@@ -79,12 +85,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-def _command(world: World, name: str, address: str, lifeline: int) -> list[str]:
-    host, port = split_address(address)
-    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    shown = f"[{near}]" if ":" in near else near
+def _command(world: World, name: str, address: str, near: str, lifeline: int) -> list[str]:
+    scheme = "http" if world.topology.edge(name).tls is None else "https"
     return [
         *(sys.executable, "-m", "edge.workers"),
         *("--topology", str(world.path), "--state", str(world.state), "--name", name),
-        *("--edge", f"{shown}:{port}", "--lifeline", str(lifeline)),
+        *("--edge", _dialled(near), "--url", f"{scheme}://{_dialled(address)}"),
+        *("--lifeline", str(lifeline)),
     ]
+
+
+def _dialled(address: str) -> str:
+    """From this machine."""
+    host, port = split_address(address)
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{near}]:{port}" if ":" in near else f"{near}:{port}"

@@ -23,8 +23,11 @@ _NOISE = re.compile(r"\nstack: .*|; sentryErrorContext.*|; wdErrId.*", re.DOTALL
 
 
 class _Said(msgspec.Struct):
+    """`source`: a place in the runtime's own code, for what the runtime itself says."""
+
     level: str = "log"
     message: str = ""
+    source: str = ""
 
 
 _said = msgspec.json.Decoder(_Said)
@@ -44,6 +47,8 @@ class Reader:
         self._places = places
         self.last = ""
         """The last thing that was said as an error: why a process did not start."""
+        self.runs = 0
+        """Requests and timers that were told."""
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         """Until the stream ends."""
@@ -81,6 +86,8 @@ class Reader:
             if text := line.decode("utf-8", "replace").strip():
                 self._take_plain(text)
             return
+        if said.source and said.message.startswith("NOSENTRY "):
+            return  # a word among the runtime's makers
         if said.message.startswith(self._mark):
             self._take_run(said.message.removeprefix(self._mark))
             return
@@ -104,6 +111,7 @@ class Reader:
             Thrown(one.name, one.message, self.readable(one.stack)) for one in run.exceptions
         )
         run = msgspec.structs.replace(run, exceptions=thrown)
+        self.runs += 1
         self._book.say(self._version, "run", "", run)
 
     def readable(self, text: str) -> str:

@@ -19,7 +19,7 @@ from core.errors import WorkerRefused
 from edge.crew.watch import answers
 from edge.workers.output import Reader
 from edge.workers.runtime import Launch
-from edge.workers.watch import Sample
+from edge.workers.watch import End, Sample
 
 START_S = 15.0
 START_CPU_S = 1.0
@@ -27,8 +27,9 @@ START_CPU_S = 1.0
 POLL_S = 0.005
 OTHERS_EACH = 10
 """Samples from one search for processes that a Worker started to the next."""
-ASK_S = 0.4
-"""How long one question of the host waits."""
+ASK_S, ASK_UP_S = 0.1, 0.4
+"""How long a sample waits for an answer, which then stays asked for; one question at the start."""
+SILENT_S = 3600.0
 DATA_FACTOR = 2
 """The kernel's limit, in limits of memory: it stops what fills up between two samples."""
 FILES = 1024
@@ -48,7 +49,12 @@ class Process:
         self._reading: asyncio.Task[None]
         self._tree: list[psutil.Process] = []
         """Ours first; the last one runs the Worker."""
+        self._asking: asyncio.Task[bool] | None = None
+        """A question that is not answered yet. There is one at a time: whoever is busy finds it
+        when its turn is over, however short the pauses between its turns are."""
         self._samples = 0
+        self._usual = 0
+        """Its priority when nothing is wrong."""
 
     @property
     def pid(self) -> int:
@@ -70,6 +76,7 @@ class Process:
         try:
             await self._wait_until_up(limits.turn_s + START_CPU_S)
             self._tree = _tree(self.pid) if self._launch.wrapped else [psutil.Process(self.pid)]
+            self._usual = self._tree[-1].nice()
             _limit(self._tree[-1].pid, limits)
             return self._look(clock(), answered=True)
         except BaseException:
@@ -79,7 +86,7 @@ class Process:
     async def _wait_until_up(self, most_cpu_s: float) -> None:
         """Whoever waits for it at its socket may have it loop before it is up."""
         end = asyncio.get_running_loop().time() + START_S
-        while not await answers(self._control, ASK_S):
+        while not await answers(self._control, ASK_UP_S):
             if self._process.returncode is not None:
                 await asyncio.wait({self._reading})
                 raise WorkerRefused(self._reader.last or "its process ended without a word")
@@ -96,12 +103,28 @@ class Process:
 
     async def sample(self, now: Callable[[], float]) -> Sample | None:
         """None once it has ended."""
-        answered = await answers(self._control, ASK_S)
+        answered = await self._answers()
         self._samples += 1
         try:
             return self._look(now(), answered=answered)
         except psutil.NoSuchProcess:
             return None
+
+    async def _answers(self) -> bool:
+        if self._asking is None:
+            self._asking = asyncio.create_task(answers(self._control, SILENT_S))
+        asking = self._asking
+        await asyncio.wait({asking}, timeout=ASK_S)
+        if not asking.done():
+            return False
+        self._asking = None
+        return not asking.cancelled() and asking.result()
+
+    async def _ask_no_more(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+            self._asking = None
 
     def _look(self, now: float, *, answered: bool) -> Sample:
         cpu_s, memory = 0.0, 0
@@ -120,20 +143,28 @@ class Process:
         return len({*self._tree[0].children(recursive=True)}.difference(self._tree))
 
     def give_way(self) -> None:
+        self._renice(LOWEST)
+
+    def recover(self) -> None:
+        """Where the system lets us: most users may only lower a priority."""
+        self._renice(self._usual)
+
+    def _renice(self, priority: int) -> None:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             worker = self._tree[-1]
-            if worker.nice() < LOWEST:
-                worker.nice(LOWEST)
+            if worker.nice() != priority:
+                worker.nice(priority)
 
-    async def ended(self) -> str:
+    async def ended(self) -> End:
         """Wait for its end. Why it was, as far as it can be told."""
         code = await self._process.wait()
         await asyncio.wait({self._reading})
+        await self._ask_no_more()
         if any(sign in self._reader.last for sign in _OUT_OF_MEMORY):
-            return "it filled its memory (workers.memory_mb)"
+            return End("it filled its memory (workers.memory_mb)", "memory")
         if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with code {code}"
+            return End(f"its process was killed by {signal.Signals(-code).name}")
+        return End(f"its process ended with code {code}")
 
     async def end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after the grace. Idempotent."""
@@ -145,6 +176,7 @@ class Process:
         self._signal(signal.SIGKILL)
         await self._process.wait()
         await asyncio.wait({self._reading})
+        await self._ask_no_more()
 
     def _ask_to_end(self) -> None:
         """What wraps a Worker would end it at once."""

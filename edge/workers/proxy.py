@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import time
@@ -26,10 +27,12 @@ from core.errors import (
 )
 from edge.api.exchange import refusal_headers
 from edge.api.openai_render import error_body
-from edge.workers.runtime import CF_HEADER, THREW_HEADER
+from edge.workers.runtime import CF_HEADER, SCHEME_HEADER, THREW_HEADER
+from edge.workers.shared_origin import tamed
 from edge.workers.table import Entry
 from edge.workers.upload import Upload
 
+_log = logging.getLogger("skerry.workers")
 _HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding"
     b" upgrade expect".split()
@@ -48,6 +51,8 @@ _RUNTIME_SAYS = {
     "Array buffer allocation failed": "filled its memory (workers.memory_mb)",
 }
 """What is said of a Worker by its runtime, and what callers may be told of it."""
+_RETURNED = re.compile(r"fetch returned (a \w{1,40}|None), not a Response")
+"""Said by the runtime of Python Workers."""
 
 
 class _Thrown(msgspec.Struct):
@@ -101,6 +106,7 @@ class Passage:
         self._entry = upstream.entry
         self._path = path
         self._shared = shared
+        self._base = f"/w/{self._entry.name}".encode()
         self._started = False
 
     async def __call__(self, scope: HTTPScope, upload: Upload, send: Send) -> bool:
@@ -164,6 +170,7 @@ class Passage:
         except (aiohttp.ClientError, OSError) as error:
             if upload.error is not None:
                 raise upload.error from error
+            _log.warning("worker broke off name=%s why=%r", self._entry.name, error)
             raise self._failed("ended while it answered") from error
         finally:
             left = True
@@ -209,6 +216,7 @@ class Passage:
         client = scope.get("client")
         if client is not None:
             headers["cf-connecting-ip"] = client[0]
+        headers[SCHEME_HEADER] = scope["scheme"]
         headers[CF_HEADER] = json.dumps({"colo": self._edge.upper()[:3], "edge": self._edge})
         return headers
 
@@ -217,7 +225,9 @@ class Passage:
             name = raw.lower()
             if name in _HOP:
                 continue
-            yield name, value
+            kept = tamed(name, value, self._base) if self._shared else value
+            if kept is not None:
+                yield name, kept
         yield b"x-skerry-worker-version", f"{self._entry.name}/{self._entry.version}".encode()
         if self._shared:  # beside a policy of the Worker's own: browsers hold to both
             yield _SANDBOX
@@ -230,6 +240,11 @@ class Passage:
         for sign, what in _RUNTIME_SAYS.items():
             if sign in thrown.message:
                 return self._failed(what)
+        if (found := _RETURNED.match(thrown.message)) is not None:
+            return self._failed(
+                f"returned {found[1]}, not a Response: fetch has to end in `return Response(…)` or"
+                " `return Response.json(…)`"
+            )
         if not self._entry.open:
             return self._failed("threw an exception")
         return self._failed(f"threw {thrown.name}: {thrown.message}")

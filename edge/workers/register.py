@@ -52,6 +52,7 @@ class Register:
                     answer_s=self._limits.answer_s,
                     concurrency=self._limits.concurrency,
                     open=open_,
+                    rest=unit.rest,
                 )
             )
         write_table(self._table, entries)

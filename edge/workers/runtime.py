@@ -32,6 +32,8 @@ NAMESPACE_HEADER = "x-skerry-namespace"
 THREW_HEADER = "x-skerry-worker-threw"
 CF_HEADER = "x-skerry-cf"
 """JSON of what a Worker sees as `request.cf`."""
+SCHEME_HEADER = "x-skerry-scheme"
+"""That of `request.url`: http or https; http when absent."""
 AI_CACHE = "@ai"
 """The namespace in which the AI binding keeps answers; no binding of a Worker can be called so."""
 

@@ -19,11 +19,13 @@ KEPT = 20
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """`at` in Unix seconds; `how`: deploy or rollback."""
+    """`at` in Unix seconds; `how`: deploy or rollback. `id` tells it from another deployment of the
+    same version."""
 
     version: str
     at: int
     how: str = "deploy"
+    id: str = ""
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge.workers.rest import Rest
 from edge.workers.routes import Routes, read_route
 
 _log = logging.getLogger("skerry.workers")
@@ -39,6 +40,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     open: bool = False
     """Whether callers are told what it threw: while it is being written."""
+    rest: Rest | None = None
+    """It is not started for a while: whoever asks is refused."""
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -23,14 +23,16 @@ from edge.workers.bundle import Bundle
 from edge.workers.logs import LogBook
 from edge.workers.output import Reader
 from edge.workers.process import START_S, Process
+from edge.workers.rest import Cause, Conduct, Rest, Rests
 from edge.workers.runtime import Runtime, Seat
 from edge.workers.sourcemap import SourceMap
-from edge.workers.watch import End, GiveWay, Sample, Watch
+from edge.workers.turning_away import resting, turn_away
+from edge.workers.watch import End, GiveWay, Recover, Sample, Watch
 
 _log = logging.getLogger("skerry.workers")
 
-EVERY_S = 0.5
-"""Between two samples of a process."""
+EVERY_S, SOON_S = 0.5, 0.1
+"""Between two samples of a process; while it is silent."""
 GRACE_S = 30.0
 """How long requests of a version that was replaced may go on."""
 BACKLOG = 512
@@ -51,9 +53,11 @@ class Unit:
         root: Path,
         serial: int,
         seat: SeatMaker,
+        changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`serial` is of this unit alone, among all of the host's life."""
+        """`serial` is of this unit alone, among all of the host's life. `changed` is called when a
+        rest begins and when it is over."""
         self.version = version
         self.bundle = bundle
         self.socket = root / f"u{serial}.sock"
@@ -65,7 +69,9 @@ class Unit:
         self._folder = root / f"u{serial}"
         self._control = root / f"c{serial}.sock"
         self._seat = seat
+        self._changed = changed
         self._clock = clock
+        self._conduct = Conduct(Rests(most_s=limits.rest_s))
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.socket))
         self._listener.listen(BACKLOG)
@@ -74,8 +80,11 @@ class Unit:
         self._process: Process | None = None
         self._seated: Seat | None = None
         self._empty: Sample
+        self._reader: Reader
+        self._began = 0.0
         self._up = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self.rest: Rest | None = None
 
     @property
     def name(self) -> str:
@@ -91,13 +100,16 @@ class Unit:
 
     async def start(self) -> None:
         """Start the process, and keep it from now on. Raises WorkerRefused, ConfigError."""
+        self._began = self._clock()
         await self._start()
         self._keeper = asyncio.create_task(self._keep())
 
     async def wake(self) -> None:
         """Have the process started where it is not up: by knocking, as a request does. Raises
-        OSError."""
+        OSError, WorkerResting."""
         self.used.touch()
+        if self.rest is not None:
+            raise resting(self.name, self.rest)
         if self._process is None:
             _, knock = await asyncio.open_unix_connection(str(self.socket))
             knock.close()
@@ -111,8 +123,8 @@ class Unit:
             self._keeper.cancel()
             await asyncio.wait({self._keeper})
         if self._process is not None:
-            process, self._process = self._process, None
-            await process.end(grace_s)
+            await self._process.end(grace_s)
+            self._process = None  # only now: who closes may be cancelled, and another close again
         if self._seated is not None:
             await self._runtime.release(self._seated)
         for path in (self.socket, self.used, self._control):
@@ -126,59 +138,83 @@ class Unit:
         seat = self._seat(self._folder, self._listener.fileno(), self._control)
         self._seated = seat
         launch = await self._runtime.prepare(seat, self.bundle)
-        reader = Reader(
+        self._reader = Reader(
             self._book, self.version, seat.mark, self.bundle.modules[0].name, _places(self.bundle)
         )
-        process = Process(launch, cwd=self._folder, control=self._control, reader=reader)
+        process = Process(launch, cwd=self._folder, control=self._control, reader=self._reader)
         self.starts += 1
         self._empty = await process.start(self._listener.fileno(), self._limits, self._clock)
         self._process = process
         self._up.set()
 
     async def _keep(self) -> None:
-        pause_s, began, failures = 0.0, self._clock(), 0
+        pause_s = 0.0
         while True:
-            if self._process is None:
-                await self._asked_for()
-                began = self._clock()
-                try:
-                    await self._start()
-                except SkerryError as error:
-                    self._say(f"it does not start: {error}")
-                    failures += 1
-                    if failures > 1:  # at first it may be what one caller asked for
-                        self._turn_away()
-            if self._process is not None:
-                failures = 0
-                reason = await self._watched(self._process)
-                self._process = None
-                self._up.clear()
-                if reason is None:
-                    self._say(f"nobody asked for {self._limits.idle_s:g} s: asleep until one does")
-                    pause_s = 0.0
-                    continue
-                self._say(f"ended: {reason}; the next request starts it again")
-                _log.warning("worker ended name=%s version=%s", self.name, self.version)
-            pause_s = PAUSES.after(pause_s, self._clock() - began)
+            end = await self._once()
+            self._process = None
+            self._up.clear()
+            if end is None:
+                self._say(f"nobody asked for {self._limits.idle_s:g} s: asleep until one does")
+                pause_s = 0.0
+                continue
+            _log.warning("worker ended name=%s version=%s", self.name, self.version)
+            rest_s = 0.0 if end.cause is None else self._conduct.ended()
+            if end.cause is not None and rest_s > 0:
+                await self._rest(end.reason, end.cause, rest_s)
+                pause_s = 0.0
+                continue
+            self._say(f"ended: {end.reason}; the next request starts it again")
+            pause_s = PAUSES.after(pause_s, self._clock() - self._began)
             await asyncio.sleep(pause_s)
 
-    async def _watched(self, process: Process) -> str | None:
+    async def _once(self) -> End | None:
+        """One life of the process, from the next request on where it is not up. Why it ended; None
+        where nobody needed it any more."""
+        if self._process is None:
+            await self._asked_for()
+            self._began = self._clock()
+            try:
+                await self._start()
+            except SkerryError as error:
+                return End(f"it does not start: {error}", "start")
+        assert self._process is not None, "it has started"
+        end = await self._watched(self._process)
+        self._conduct.lived(self._clock() - self._began, answered=self._reader.runs > 0)
+        return end
+
+    async def _rest(self, reason: str, cause: Cause, rest_s: float) -> None:
+        ends = self._conduct.ends
+        rest = self.rest = Rest(time.time() + rest_s, cause, ends)
+        self._say(
+            f"ended: {reason}; {ends} times in a row, so it rests for {rest_s:g} s: whoever asks it"
+            " is refused until then (workers.rest_s), unless it is deployed again"
+        )
+        self._changed()
+        try:
+            await turn_away(self._listener, rest_s, lambda: resting(self.name, rest))
+        finally:
+            self.rest = None
+        self._changed()
+
+    async def _watched(self, process: Process) -> End | None:
         """Until it has ended. Why it did; None where nobody needed it any more."""
         turn_ms = self.bundle.settings.turn_ms
         watch = Watch(self._limits, self._empty, None if turn_ms is None else turn_ms / 1000)
         ended = asyncio.create_task(process.ended())
         try:
             while not ended.done():
-                await asyncio.wait({ended}, timeout=EVERY_S)
+                await asyncio.wait({ended}, timeout=SOON_S if watch.hasty else EVERY_S)
                 sample = None if ended.done() else await process.sample(self._clock)
                 if sample is None:
                     break
                 verdict = watch.see(sample)
                 if isinstance(verdict, GiveWay):
                     process.give_way()
+                elif isinstance(verdict, Recover):
+                    process.recover()
                 elif isinstance(verdict, End):
                     await process.end(0.0)
-                    return verdict.reason
+                    return verdict
                 elif self._idle():
                     await process.end(GRACE_S)
                     return None
@@ -197,15 +233,6 @@ class Unit:
             await asked.wait()
         finally:
             loop.remove_reader(self._listener)
-
-    def _turn_away(self) -> None:
-        """Whoever waits is not kept waiting for what does not come."""
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            connection.close()
 
     def _say(self, what: str) -> None:
         self._book.say(self.version, "host", what)

@@ -1,4 +1,4 @@
-"""`python -m loadtest.workers`: what Workers cost. About two minutes.
+"""`python -m loadtest.workers`: what Workers cost. About four minutes.
 
 Exit status: 0, 1 when a figure is below its floor, 2 when the edge does not start.
 """
@@ -9,7 +9,6 @@ import argparse
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,18 +19,16 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.timing import median
 from loadtest.edge import cast as parts
 from loadtest.edge.cast import NotStarted
-from loadtest.edge.rounds import quantile
-from loadtest.workers import cast
+from loadtest.workers import beside, cast
 from loadtest.workers.cast import Edge
-from loadtest.workers.rounds import DIRECT, WrongAnswer, calling, cold, looping, spinning
+from loadtest.workers.rounds import DIRECT, WrongAnswer, calling, cold
 from loadtest.workers.scripts import PYTHON, SCRIPTS
 
 PROJECT = Path(__file__).resolve().parents[2]
 BELOW_FLOOR, NOT_MEASURED = 1, 2
 TURN = 25
 """Calls in a row before the next one's turn."""
-SETTLE_S = 1.5
-"""From the first question to a Worker that loops until it has been told to give way."""
+PARTS = ("calls", "starts", "loops")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,11 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             edge.deploy(SCRIPTS)
             edge.deploy(PYTHON if options.python else ())
             samples: dict[str, dict[str, list[float]]] = {}
-            found = [
-                *added(edge, options, samples),
-                *starts(edge, options, samples),
-                isolated(edge, options, samples),
-            ]
+            found: list[Figure] = []
+            if "calls" in options.parts:
+                found += added(edge, options, samples)
+            if "starts" in options.parts:
+                found += starts(edge, options, samples)
+            if "loops" in options.parts:
+                found.append(beside.first_loop(edge, options.rounds, samples, say))
+                found.append(beside.steady(edge, options.steady, samples, say))
     except (NotStarted, WrongAnswer) as error:
         say(str(error))
         return NOT_MEASURED
@@ -113,43 +113,6 @@ def starts(
     return found
 
 
-def isolated(
-    edge: Edge, options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]
-) -> Figure:
-    """p99 of one Worker while another one loops, over its p99 in peace: by turns. The same beside
-    any process of the lowest priority says what of it is the machine's."""
-    calm: list[float] = []
-    beside: list[float] = []
-    control: list[float] = []
-    with calling(edge.port) as caller:
-
-        def p99() -> float:
-            return quantile(caller.times("/w/asks/", options.calls * 2), 0.99)
-
-        caller.times("/w/asks/", 50)
-        for _ in range(options.rounds):
-            calm.append(p99())
-            with spinning():
-                time.sleep(SETTLE_S)
-                control.append(p99())
-            with looping(edge, "loops"):
-                time.sleep(SETTLE_S)
-                beside.append(p99())
-            time.sleep(cast.TURN_S + SETTLE_S)  # until the loop was ended
-    samples["a Worker's call, p99, ms"] = {
-        "in peace": calm,
-        "beside a loop": beside,
-        "beside any process at nice 19": control,
-    }
-    ratio = median([one / other for one, other in zip(beside, calm, strict=True)])
-    about = (
-        f"{median(beside):.2f} against {median(calm):.2f} ms; beside any process at nice 19"
-        f" {median(control):.2f} ms"
-    )
-    say(f"p99 beside a loop: {ratio:.2f} × ({about})")
-    return Figure("p99 of a Worker beside one that loops / in peace", ratio, "×", 1.1, 1.25, about)
-
-
 def write(found: Sequence[Figure], samples: dict[str, dict[str, list[float]]]) -> int:
     """JSON and table; the exit status."""
     said = shlex.join(sys.argv[1:])
@@ -169,11 +132,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="5, or 2 with --quick")
     parser.add_argument("--calls", type=int, help="of a round")
     parser.add_argument("--starts", type=int, help="cold starts of each kind")
+    parser.add_argument("--steady", type=float, help="seconds of questions to what loops")
+    parser.add_argument(
+        "--only", dest="parts", action="append", choices=PARTS, help="again for a second part"
+    )
     parser.add_argument("--quick", action="store_true", help="less work")
     parser.add_argument("--no-python", dest="python", action="store_false")
     options = parser.parse_args(arguments)
-    usual = (2, 100, 3) if options.quick else (5, 300, 8)
-    for name, value in zip(("rounds", "calls", "starts"), usual, strict=True):
+    usual = (2, 100, 3, 12.0, PARTS) if options.quick else (5, 300, 8, 40.0, PARTS)
+    names = ("rounds", "calls", "starts", "steady", "parts")
+    for name, value in zip(names, usual, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, value)
     return options

@@ -67,7 +67,7 @@ def cold(edge: Edge, name: str) -> float:
 
 @contextmanager
 def looping(edge: Edge, name: str) -> Iterator[None]:
-    """Somebody asks the Worker that never ends, again each time it was ended."""
+    """Somebody asks the Worker that never ends, again each time it was ended or rests."""
     over = threading.Event()
 
     def ask() -> None:
@@ -77,9 +77,10 @@ def looping(edge: Edge, name: str) -> Iterator[None]:
                 connection.request("POST", f"/w/{name}/", QUESTION, _HEADERS)
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException):
-                time.sleep(0.05)
+                pass  # it was ended
             finally:
                 connection.close()
+            over.wait(0.05)
 
     thread = threading.Thread(target=ask, name="looping", daemon=True)
     thread.start()

@@ -47,8 +47,8 @@ _FLAGS = {"compatibility_flags": ["python_workers"]}
 SCRIPTS = (
     Script("asks", "index.ts", _ASKS, _AI),
     Script("says", "index.ts", _SAYS, {}),
-    Script("loops", "index.ts", _LOOPS, {}),
 )
+LOOPS = Script("loops", "index.ts", _LOOPS, {})
 PYTHON = (
     Script("asks-python", "entry.py", _ASKS_PYTHON, {**_AI, **_FLAGS}),
     Script("says-python", "entry.py", _SAYS_PYTHON, _FLAGS),
@@ -58,7 +58,7 @@ PYTHON = (
 def write(script: Script, folder: Path) -> Path:
     """Its folder."""
     here = folder / script.name
-    here.mkdir()
+    here.mkdir(exist_ok=True)
     (here / script.file).write_text(script.code, encoding="utf-8")
     wrangler = {
         "name": script.name,

@@ -21,6 +21,7 @@ from deploy.worker import act
 from deploy.worker.fleet import Admin, Fleet, FleetError, fleet_of
 from edge.workers import tools
 from edge.workers.python.runtime import sandbox
+from tests.world.faults import until
 from tests.world.scripted import streaming
 
 pytestmark = [pytest.mark.world]
@@ -226,20 +227,17 @@ def test_bindings_as_cloudflare_documents_them(
     records = UsageReader().read(world.world.state / "usage")
     asked = [one for one in records if one.worker == "bound" and one.dialect == "run"]
     assert len(asked) == 2, "what came out of the cache cost nothing"
-    assert _queued(world), "and what waited in the queue is counted as the Worker's too"
+    assert until(lambda: _queued(world)), (
+        "and what waited in the queue is counted as the Worker's too"
+    )
 
 
 FAILS = Path(__file__).with_name("worker_fails.ts").read_text("utf-8")
 
 
 def _queued(world: LocalWorld) -> bool:
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        records = UsageReader().read(world.world.state / "usage")
-        if any(one.worker == "bound" and one.dialect != "run" for one in records):
-            return True
-        time.sleep(0.05)
-    return False
+    records = UsageReader().read(world.world.state / "usage")
+    return any(one.worker == "bound" and one.dialect != "run" for one in records)
 
 
 def test_what_fails_says_so_and_hurts_nobody_else(
@@ -278,7 +276,13 @@ def test_what_fails_says_so_and_hurts_nobody_else(
     assert client.get(f"{base}/").text == "well", "it was started again"
     filled = told("/memory")
     assert "filled its memory" in filled or "ended while it answered" in filled
-    assert client.get(f"{base}/").text == "well", "it has room again"
+    rests = client.get(f"{base}/")
+    assert rests.status_code == 503, "twice in a row: whoever asks now is not kept waiting"
+    assert "'fails' rests, since it" in rests.json()["error"]["message"]
+    act.listing(world.world)
+    assert "rests for" in capsys.readouterr().out
+    rest_s = float(rests.headers["retry-after"])
+    assert until(lambda: client.get(f"{base}/").text == "well", rest_s + 10), "it has room again"
     capsys.readouterr()
     tail(world.world, "fails", lines=1000, follow=False, as_json=False)
     lines = capsys.readouterr().out
@@ -360,17 +364,14 @@ def test_a_stream_outlives_a_deploy_and_ends_with_its_caller(
     deployed(project(folder, SLOW, name="slow", ai={"binding": "AI"}))
     with client.stream("GET", f"{world.edges['ams']}/w/slow/ai") as response:
         assert next(response.iter_raw())
-    assert _idle(world, client), "a caller that leaves takes its generation along"
+    assert until(lambda: _idle(world, client), 10), (
+        "a caller that leaves takes its generation along"
+    )
 
 
 def _idle(world: LocalWorld, client: httpx.Client) -> bool:
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        pages = [client.get(f"{url}/status").json() for url in world.routers.values()]
-        if all(page["active"] == 0 for page in pages):
-            return True
-        time.sleep(0.05)
-    return False
+    pages = [client.get(f"{url}/status").json() for url in world.routers.values()]
+    return all(page["active"] == 0 for page in pages)
 
 
 def test_a_deploy_while_an_edge_is_down_names_it(world: LocalWorld, programs: None) -> None:

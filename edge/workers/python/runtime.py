@@ -6,6 +6,8 @@ Its interpreter is ours without our packages: the standard library, h11, and `in
 from __future__ import annotations
 
 import compileall
+import os
+import platform
 import shutil
 import socket
 import sys
@@ -17,6 +19,7 @@ import msgspec
 
 from core.errors import ConfigError
 from edge.workers.bundle import Bundle, Language
+from edge.workers.python import seccomp
 from edge.workers.python.egress import Egress
 from edge.workers.runtime import Launch, Seat
 
@@ -41,6 +44,7 @@ class PythonRuntime:
         self._trusted = trusted
         self._controls: dict[Path, socket.socket] = {}
         """Ours, since a process in its sandbox writes no file of the machine's."""
+        self._filters: dict[Path, int] = {}
         for folder in (INSIDE, H11):  # a process cannot keep what it compiles
             compileall.compile_dir(str(folder), quiet=2)
 
@@ -62,6 +66,7 @@ class PythonRuntime:
         """See `Runtime`."""
         await self._egress.close(seat.folder / "run" / "out")
         self._close(seat.control)
+        self._drop_filter(seat.control)
 
     def _listen(self, path: Path) -> int:
         """The descriptor of the socket on which the next process at `path` is asked."""
@@ -77,6 +82,23 @@ class PythonRuntime:
             listener.close()
         path.unlink(missing_ok=True)
 
+    def _filter(self, seat: Seat) -> tuple[int, ...]:
+        """The descriptor from which bubblewrap reads what the kernel refuses; none where we have no
+        filter for this machine."""
+        self._drop_filter(seat.control)
+        program = seccomp.program(platform.machine())
+        if program is None:
+            return ()
+        path = seat.folder / "filter"
+        path.write_bytes(program)
+        number = self._filters[seat.control] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return (number,)
+
+    def _drop_filter(self, control: Path) -> None:
+        number = self._filters.pop(control, None)
+        if number is not None:
+            os.close(number)
+
     def _boxed(self, seat: Seat, bundle: Bundle, code: Path, run: Path, control: int) -> Launch:
         program = sandbox()
         if program is None:
@@ -85,7 +107,7 @@ class PythonRuntime:
                 " apt-get install bubblewrap); workers.trusted = true does without one"
             )
         _write(run / "settings", seat, bundle, control, "/worker", "/run/skerry")
-        base = Path(sys.base_prefix)
+        base, filters = Path(sys.base_prefix), self._filter(seat)
         argv = [
             program,
             *(
@@ -95,6 +117,7 @@ class PythonRuntime:
                 "--die-with-parent",
                 "--new-session",
             ),
+            *(part for number in filters for part in ("--seccomp", str(number))),
             *("--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "worker"),
             *(part for path in _SYSTEM for part in _shown(Path(path))),
             *(() if base.is_relative_to("/usr") else ("--ro-bind", str(base), str(base))),
@@ -107,7 +130,7 @@ class PythonRuntime:
             *_python("/run/skerry/settings"),
         ]
         environment = {"PYTHONPATH": "/skerry", "HOME": "/tmp"}
-        return Launch(tuple(argv), environment, wrapped=True, descriptors=(control,))
+        return Launch(tuple(argv), environment, wrapped=True, descriptors=(control, *filters))
 
     def _open(self, seat: Seat, bundle: Bundle, code: Path, run: Path, control: int) -> Launch:
         _write(run / "settings", seat, bundle, control, str(code), str(run))

@@ -17,7 +17,8 @@ from core.config_workers import Workers
 from core.errors import NotFound, WorkerRefused
 from edge.workers.bundle import digest_of, pack, version_of
 from edge.workers.crons import Timers, trigger
-from edge.workers.host import Host, Place
+from edge.workers.host import Host
+from edge.workers.hosted import Place
 from edge.workers.kv_store import Space
 from edge.workers.register import Register
 from edge.workers.shelf import Shelf
@@ -135,6 +136,8 @@ async def test_an_activation_can_be_taken_back(folder: Path) -> None:
     async with hosting(folder) as (host, table):
         first = await serve(host, "one")
         second = await serve(host, "two")
+        with pytest.raises(NotFound, match="by this deploy"):
+            await host.withdraw("w", second, "another")
         await host.withdraw("w", second)
         assert await ask(table) == "one -"
         assert host.row("w").version == first
@@ -143,6 +146,31 @@ async def test_an_activation_can_be_taken_back(folder: Path) -> None:
         assert [row.name for row in host.rows()] == ["w"]
         with pytest.raises(NotFound):
             await host.withdraw("w", second)
+
+
+async def test_a_redeploy_that_never_came_is_not_taken_back(folder: Path) -> None:
+    """The version that it was about is served already, by an earlier deploy."""
+    async with hosting(folder) as (host, table):
+        await serve(host, "one")
+        data = pack(bundle_of("two"))
+        version = await host.stage("w", data, tenant="t")
+        await host.activate("w", version, "deploy", "first")
+        await host.stage("w", data, tenant="t")
+        with pytest.raises(NotFound, match="by this deploy"):
+            await host.withdraw("w", version, "second")
+        assert await ask(table) == "two -"
+        await host.activate("w", version, "deploy", "second")
+        await host.withdraw("w", version, "second")
+        assert await ask(table) == "two -", "what was served before it is served again"
+        assert [one.how for one in host.card("w")[0].deployments][-2:] == ["deploy", "withdraw"]
+
+
+async def test_two_secrets_at_once_are_both_kept(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one")
+        await asyncio.gather(*(host.set_secret("w", key, "s") for key in ("A", "SECRET", "B")))
+        assert sorted(host.card("w")[0].secrets) == ["A", "B", "SECRET"]
+        assert await ask(table) == "one s"
 
 
 async def test_a_process_that_ends_or_loops_is_started_by_the_next_request(folder: Path) -> None:

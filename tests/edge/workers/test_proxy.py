@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ import uvicorn
 from aiohttp import web
 from litestar.types import Receive, Scope, Send
 
-from edge.serving import Server
+from edge.server import Server
 from edge.workers.front import Front
+from edge.workers.rest import Rest
 from edge.workers.table import Entry, Table, write_table
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -71,6 +73,7 @@ async def _mirror(request: web.Request) -> web.Response:
         "method": request.method,
         "path": request.raw_path,
         "host": request.headers["host"],
+        "scheme": request.headers["x-skerry-scheme"],
         "headers": sorted(name.lower() for name in request.headers),
         "body": len(body),
     }
@@ -86,11 +89,15 @@ async def test_a_request_passes_as_it_is(folder: Path) -> None:
             "me:1",
         )
         assert "content-length" not in page["headers"]
-        forged = {"x-skerry-worker": "t", "x-skerry-secret": "s", "connection": "close, x-hop"}
+        forged = {
+            "x-skerry-worker": "t", "x-skerry-scheme": "s", "connection": "close, x-hop"
+        }  # fmt: skip
         page = (await client.put("/w/w/", content=b"x" * 10, headers=forged)).json()
         assert (page["method"], page["path"], page["body"]) == ("PUT", "/", 10)
-        assert not [n for n in page["headers"] if n.startswith("x-skerry") and n != "x-skerry-cf"]
-        assert {"cf-connecting-ip", "x-skerry-cf"} <= set(page["headers"])
+        ours = {n for n in page["headers"] if n.startswith("x-skerry")}
+        assert ours == {"x-skerry-cf", "x-skerry-scheme"}
+        assert page["scheme"] == "http"
+        assert "cf-connecting-ip" in page["headers"]
         large = await client.post("/w/w/", content=b"x" * 3_000_000)
         assert large.json()["body"] == 3_000_000
 
@@ -234,6 +241,49 @@ async def test_what_goes_wrong_is_named(folder: Path) -> None:
         assert [(await one).text for one in running] == ["late", "late"]
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("fetch returned a dict, not a Response; return Response.from_json(…)",
+         "'w' returned a dict, not a Response: fetch has to end in `return Response(…)`"),
+        ("fetch returned None, not a Response; is a return missing?", "'w' returned None, not a"),
+        ("fetch returned a secret: 1234, not a Response", "'w' threw an exception"),
+        ("Incorrect type for Promise: the Promise did not resolve to 'Response'.",
+         "'w' returned something that is no Response"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_response_is_said(folder: Path, message: str, told: str) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        headers = {"x-skerry-worker-threw": "m"}
+        return web.json_response({"name": "TypeError", "message": message}, headers=headers)
+
+    async with passing(folder, handler) as client:
+        answer = (await client.get("/w/w/")).json()
+    assert told in answer["error"]["message"]
+    assert "1234" not in answer["error"]["message"]
+
+
+async def test_who_asks_a_worker_that_rests_is_refused_at_once(folder: Path) -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="well")
+
+    rest = Rest(until=time.time() + 30.0, cause="memory", ends=3)
+    async with passing(folder, handler, rest=rest) as client:
+        answer = await client.get("/w/w/")
+        by_host = await client.get("/", headers={"host": "w.localhost"})
+    for one in (answer, by_host):
+        assert (one.status_code, one.json()["error"]["code"]) == (503, "worker_resting")
+        assert "'w' rests, since it filled its memory 3 times in a row" in one.text
+        assert one.headers["retry-after"] == "30"
+    assert asked == []
+    over = Rest(until=time.time() - 1.0, cause="memory", ends=3)
+    async with passing(folder, handler, rest=over) as client:
+        assert (await client.get("/w/w/")).text == "well"
+
+
 async def test_a_host_that_is_started_again_is_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +328,37 @@ async def test_pages_on_the_edges_own_origin_are_boxed(folder: Path) -> None:
         assert len(policies) == 2
         apart = await client.get("/", headers={"host": "w.localhost"})
         assert "content-security-policy" not in apart.headers
+
+
+async def test_what_acts_on_a_whole_origin_stays_on_a_workers_own(folder: Path) -> None:
+    wide = {
+        "clear-site-data": '"*"', "service-worker-allowed": "/", "alt-svc": 'h3="elsewhere:443"',
+        "strict-transport-security": "max-age=1", "nel": "{}", "report-to": "{}",
+        "accept-ch": "dpr", "origin-agent-cluster": "?1",
+    }  # fmt: skip
+    cookies = {
+        "a=1": "a=1",
+        "b=2; HttpOnly; Path=/": "b=2; HttpOnly; Path=/w/w/",
+        "c=3; path = /cart; Secure": "c=3; Path=/w/w/cart; Secure",
+        "d=4; Domain=localhost;PATH=up": "d=4; Path=/w/w/",
+        "e=5; Path": "e=5; Path=/w/w/",
+        "path=/; domain=x": "path=/",
+    }
+
+    async def handler(request: web.Request) -> web.Response:
+        answer = web.Response(headers={**wide, "x-kept": "1"})
+        for one in cookies:
+            answer.headers.add("set-cookie", one)
+        return answer
+
+    async with passing(folder, handler) as client:
+        shared = (await client.get("/w/w/")).headers
+        own = (await client.get("/", headers={"host": "w.localhost"})).headers
+    assert not {*wide} & {*shared}
+    assert {*wide, "x-kept"} <= {*own}
+    assert shared["x-kept"] == "1"
+    assert shared.get_list("set-cookie") == list(cookies.values())
+    assert own.get_list("set-cookie") == list(cookies)
 
 
 async def test_a_worker_in_use_is_marked_as_used(folder: Path) -> None:

@@ -20,7 +20,7 @@ from edge.workers.output import Reader
 from edge.workers.routes import Routes, check_route, conflict, read_route
 from edge.workers.sourcemap import SourceMap
 from edge.workers.table import Entry, Table, write_table
-from edge.workers.watch import End, Fine, GiveWay, Sample, Watch
+from edge.workers.watch import End, Fine, GiveWay, Recover, Sample, Watch
 from tests.edge.workers.doubles import bundle_of
 
 ROUTES = ["example.com/*", "*.example.com/*", "example.com/a/*", "example.com/a/b", "*ple.com/z/*"]
@@ -150,6 +150,7 @@ def test_output_becomes_lines_with_the_places_of_sources() -> None:
         {"level": "error", "message": "bad\n  at f (worker.js:1:3)\nstack: /opt/workerd@1"},
         {"level": "log", "message": f"mark {json.dumps(run)}"},
         {"level": "log", "message": 'forged {"outcome": "ok"}'},
+        {"level": "warn", "source": "workerd/api/x.c++:8", "message": "NOSENTRY cache failed"},
     ):
         reader.take(json.dumps(line).encode())
     reader.take(b"plain words")
@@ -213,6 +214,23 @@ def test_when_a_worker_has_had_enough() -> None:
     short = watch(0.3)
     assert isinstance(see(short, 0.5, 0.5, 50, False), End)
     assert isinstance(see(watch(60), 5.1, 5.0, 50, False), End), "the world's limit holds"
+
+
+def test_who_computes_gives_way_until_it_is_calm_again() -> None:
+    watch = Watch(Workers(turn_s=5), Sample(0, 0, 50, True))
+    hasty = []
+    for now, cpu, answered, verdict in [
+        (0.3, 0.3, False, Fine()),  # a short burst is nothing
+        (0.5, 0.5, False, GiveWay()),
+        (0.7, 0.5, True, Fine()),
+    ]:
+        assert see(watch, now, cpu, 50, answered) == verdict
+        hasty.append(watch.hasty)
+    assert hasty == [True, True, False], "who is silent is looked at again soon"
+    verdicts = [see(watch, 1.0 + at, 0.6, 50, True) for at in range(8)]
+    assert [verdict for verdict in verdicts if verdict != Fine()] == [Recover()]
+    assert see(watch, 9.0, 1.6, 50, True) == GiveWay()
+    assert see(watch, 11.0, 2.0, 50, True) == Fine(), "not calm for long enough"
 
 
 @given(st.text())

@@ -55,12 +55,13 @@ class Handlers:
         """Raises NoHandler, TypeError for what is no Response, and what the code raises."""
         made = await self._called("fetch", (request,), env, ctx)
         if not isinstance(made, Response):
-            hint = ""
+            hint = "; is a return missing?" if made is None else ""
             if isinstance(made, str | bytes):
                 hint = "; return Response(…)"
             elif isinstance(made, dict | list):
                 hint = "; return Response.from_json(…)"
-            raise TypeError(f"fetch returned a {type(made).__name__}, not a Response{hint}")
+            what = "None" if made is None else f"a {type(made).__name__}"
+            raise TypeError(f"fetch returned {what}, not a Response{hint}")
         return made
 
     async def scheduled(self, cron: str, time_ms: float, env: Env, ctx: Context) -> None:

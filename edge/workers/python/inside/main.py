@@ -27,6 +27,7 @@ from .streams import ReadableStream
 from .values import wrap
 
 CF_HEADER = "x-skerry-cf"
+SCHEME_HEADER = "x-skerry-scheme"
 THREW_HEADER = "x-skerry-worker-threw"
 OUT_OF_MEMORY = "out of memory"
 
@@ -83,6 +84,9 @@ class Worker:
         if (cf := request.headers.get(CF_HEADER)) is not None:
             request.cf = wrap(json.loads(cf))
             request.headers.delete(CF_HEADER)
+        if (scheme := request.headers.get(SCHEME_HEADER)) is not None:
+            request.url = f"{scheme}:{request.url.partition(':')[2]}"
+            request.headers.delete(SCHEME_HEADER)
         context = Context(self._background)
         enter(Call(self._outside, context))
         try:

@@ -116,6 +116,7 @@ async def running(
                 root=root,
                 serial=1,
                 seat=seat,
+                changed=lambda: None,
             )
             try:
                 await unit.start()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 from collections.abc import Callable
 
 import httpx
 import pytest
 from aiohttp import web
 
+from core.config_workers import Workers
 from core.errors import WorkerRefused
 from edge.workers import process
+from edge.workers.python import seccomp
 from edge.workers.runtime import THREW_HEADER
 from tests.edge.workers.python.running import MARK, TOKEN, running
 from tests.servers import needed
@@ -51,6 +54,8 @@ if path == "boom":
     raise ValueError("no good")
 if path == "dict":
     return {"a": 1}
+if path == "none":
+    return None
 if path == "later":
     self.ctx.waitUntil(later(self.env))
     return Response("soon")
@@ -88,10 +93,32 @@ if path == "fork":
     if libc.fork() == 0:
         libc.sleep(60)
     return Response("forked")
+if path == "kernel":
+    libc = ctypes.CDLL(None, use_errno=True)
+    def refused(made):
+        return errno.errorcode.get(ctypes.get_errno(), "?") if made == -1 else "done"
+    def call(number, *given):
+        ctypes.set_errno(0)
+        return refused(libc.syscall(number, *given))
+    thread = ctypes.c_ulong()
+    idle = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: None)
+    started = libc.pthread_create(ctypes.byref(thread), None, idle, None)
+    libc.pthread_join(thread, None)
+    ctypes.set_errno(0)
+    return Response.json({
+        "fork": refused(libc.fork()), "thread": started,
+        "internet": refused(libc.socket(2, 1, 0)), "unix": refused(libc.socket(1, 1, 0)) == "done",
+        **{str(number): call(number, 0, 0, 0) for number in await request.json()},
+    })
 if path == "network":
     socket.create_connection(("127.0.0.1", 1))
 if path == "private":
     await fetch("http://127.0.0.1:1/")
+if path == "turn":
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        pass
+    return Response("done")
 if path == "loop":
     while True:
         pass
@@ -101,7 +128,7 @@ if path == "memory":
         kept.append(bytearray(1 << 20))
 return Response("nothing", 404)
 """,
-    """import asyncio, ctypes, os, socket, subprocess
+    """import asyncio, ctypes, errno, os, socket, subprocess, time
 from pyodide.ffi import to_js
 async def later(env):
     await asyncio.sleep(0)
@@ -138,6 +165,7 @@ async def test_all_in_one_process() -> None:
         for path, name, words in (
             ("boom", "ValueError", "no good"),
             ("dict", "TypeError", "not a Response; return Response.from_json"),
+            ("none", "TypeError", "fetch returned None, not a Response; is a return missing?"),
             ("process", "PermissionError", "starts no processes"),
             ("network", "PermissionError", "no network but fetch"),
             ("private", "OSError", "no address of the public internet"),
@@ -181,6 +209,18 @@ async def test_what_fills_its_memory_is_ended_and_started_again() -> None:
         assert any("it filled its memory" in line.message for line in around.lines("host"))
 
 
+async def test_turns_one_after_the_other_are_no_loop() -> None:
+    """Each is short; all of them are longer than the limit of one."""
+    async with running(ALL, limits=Workers(turn_s=1.5), trusted=True) as around:
+
+        async def ask() -> list[str]:
+            return [(await around.http.get("/turn")).text for _ in range(8)]
+
+        one, other = await asyncio.gather(ask(), ask())
+        assert one == other == ["done"] * 8
+        assert around.unit.starts == 1
+
+
 async def test_a_caller_that_leaves_takes_its_generation_along() -> None:
     left = asyncio.Event()
 
@@ -207,9 +247,24 @@ return Response(answer)
             await left.wait()
 
 
+async def test_the_kernel_refuses_processes_and_ways_out() -> None:
+    needed("bwrap")
+    machine = seccomp.MACHINES.get(platform.machine())
+    if machine is None:
+        pytest.skip(f"no filter is known for {platform.machine()}")
+    async with running(ALL) as around:
+        answer = await around.http.post("/kernel", json=sorted(machine.denied.values()))
+        told = answer.json()
+    assert (told.pop("fork"), told.pop("thread")) == ("EPERM", 0)
+    assert (told.pop("internet"), told.pop("unix")) == ("EAFNOSUPPORT", True)
+    assert told == {str(number): "EPERM" for number in machine.denied.values()}
+
+
 async def test_what_forks_behind_our_back_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine for which we have no filter."""
     needed("bwrap")
     monkeypatch.setattr(process, "OTHERS_EACH", 1)
+    monkeypatch.setattr(platform, "machine", lambda: "abacus")
     async with running(ALL) as around:
         assert (await around.http.get("/fork")).text == "forked"
         await until(

@@ -1,0 +1,112 @@
+"""A Worker that is ended again and again rests, each time longer, and whoever asks is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from core.config_workers import Workers
+from edge.workers.crons import trigger
+from edge.workers.rest import Conduct, Rest, Rests
+from edge.workers.table import Table
+from tests.edge.workers.test_host import ask, folder, hosting, serve, up
+
+__all__ = ["folder"]
+
+
+def test_each_end_in_a_row_costs_more_and_good_conduct_is_remembered() -> None:
+    conduct = Conduct(Rests())
+    assert [conduct.ended() for _ in range(7)] == [0.0, 1.0, 4.0, 16.0, 60.0, 60.0, 60.0]
+    conduct.lived(500.0, answered=False)
+    assert conduct.ended() == 60.0, "to be left alone is no good conduct"
+    conduct.lived(100.0, answered=True)
+    assert conduct.ended() == 60.0, "not long enough"
+    conduct.lived(100.0, answered=True)
+    assert conduct.ended() == 60.0, "an end in between: it counts from there"
+    conduct.lived(100.0, answered=True)
+    conduct.lived(100.0, answered=True)
+    assert [conduct.ended() for _ in range(3)] == [0.0, 1.0, 4.0]
+
+
+def test_many_ends_are_no_number_too_large() -> None:
+    assert Rests().after(100_000) == 60.0
+    assert Rests(most_s=0.5).after(2) == 0.5
+
+
+def test_a_rest_is_over_when_its_time_has_come() -> None:
+    rest = Rest(until=100.0, cause="loop", ends=2)
+    assert (rest.left_s(99.0), rest.left_s(101.0)) == (1.0, 0.0)
+
+
+async def refused(table: Table) -> tuple[int, str, str]:
+    """Status, Retry-After and message of an answer at the Worker's own socket, where the edge, and
+    Workers that are bound to it, come in."""
+    entry = table.named("w")
+    assert entry is not None
+    connector = aiohttp.UnixConnector(entry.socket)
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post("http://w/", data=b"x") as answer,
+    ):
+        body = json.loads(await answer.text())
+        return answer.status, answer.headers["retry-after"], body["error"]["message"]
+
+
+def rest_of(table: Table) -> Rest | None:
+    entry = table.named("w")
+    assert entry is not None
+    return entry.rest
+
+
+async def end(table: Table) -> None:
+    with pytest.raises(aiohttp.ClientError):
+        await ask(table, "/loop")
+
+
+async def test_it_rests_is_shown_and_is_asked_again(folder: Path) -> None:
+    limits = Workers(turn_s=0.3, rest_s=2.0)
+    async with hosting(folder, limits) as (host, table):
+        await serve(host, "one", crons=("* * * * *",))
+        await end(table)
+        assert await ask(table) == "one -", "once is forgiven"
+        await up(host)
+        await end(table)
+        began = time.monotonic()
+        async with asyncio.timeout(10):
+            while (rest := rest_of(table)) is None:
+                await asyncio.sleep(0.01)
+        assert (rest.cause, rest.ends) == ("loop", 2)
+        assert 0 < host.row("w").rests_s <= 1.0
+        assert host.row("w").rests_for == "held its thread for too long, 2 times in a row"
+        status, after, message = await refused(table)
+        assert (status, after) == (503, "1")
+        assert "the Worker 'w' rests, since it held its thread for too long 2 times" in message
+        assert time.monotonic() - began < 0.9, "at once, not when it is over"
+        ((unit, cron, book),) = host.crons()
+        assert not await trigger(unit, cron.text, 0, book)
+        told = [line.message for line in book.last(100) if line.level == "host"]
+        assert any("it rests for 1 s" in line for line in told)
+        assert any("the timer" in line and "rests" in line for line in told)
+        async with asyncio.timeout(10):
+            while rest_of(table) is not None:
+                await asyncio.sleep(0.01)
+        assert await ask(table) == "one -"
+        assert (host.row("w").rests_s, host.row("w").rests_for) == (0.0, "")
+
+
+async def test_what_is_deployed_begins_anew(folder: Path) -> None:
+    async with hosting(folder, Workers(turn_s=0.3)) as (host, table):
+        await serve(host, "one")
+        await end(table)
+        await end(table)
+        async with asyncio.timeout(10):
+            while not host.row("w").rests_s:
+                await asyncio.sleep(0.01)
+        await serve(host, "two")
+        assert host.row("w").rests_s == 0.0
+        assert await ask(table) == "two -"
