@@ -5,31 +5,18 @@ that run already. Ends with a summary, Locust's HTML report, and an exit code by
 from __future__ import annotations
 
 import argparse
-import os
-import signal
+import re
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
+from loadtest.users.running import LAPTOP, LOCUSTFILE, ROOT, Failed, Running, environment, world
 from loadtest.users.shapes import SHAPES
 
-ROOT = Path(__file__).resolve().parents[2]
-LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 OUT = ROOT / "build" / "load"
-START_S = 180.0
-END_S = 15.0
-TTFT_S, PER_TOKEN_S = 3.0, 0.4
-"""The service level of a laptop's CPU; give others for other machines."""
-
-
-class Failed(Exception):
-    """The world did not come up."""
+WORKERS = ROOT / "examples" / "workers"
+WORKER = "chat-typescript"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     try:
         if options.edges:
+            if options.worker:
+                raise Failed("--worker needs a world of this command's own; give --chat-worker URL")
             return _run(options, options.edges.split(","))
-        with world(options.topology) as edges:
-            return _run(options, edges)
+        with world(options.topology) as running:
+            if options.worker:
+                options.more += ["--chat-worker", deployed(running, options.worker)]
+            return _run(options, running.urls)
     except Failed as failure:
         print(failure, file=sys.stderr)
         return 2
@@ -54,10 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--shape", default="flat", choices=sorted(SHAPES))
+    parser.add_argument(
+        "--worker", nargs="?", const=WORKER, default="", metavar="EXAMPLE",
+        help="a chat of examples/workers that is deployed and asked too",
+    )  # fmt: skip
     parser.add_argument("--processes", type=int, default=1, help="of Locust; more share the users")
-    parser.add_argument("--slo-ttft", type=float, default=TTFT_S, help="seconds")
-    parser.add_argument("--slo-per-token", type=float, default=PER_TOKEN_S, help="seconds")
-    parser.add_argument("--slo-share", type=float, default=0.95)
+    parser.add_argument("--slo-ttft", type=float, default=LAPTOP.ttft_s, help="seconds")
+    parser.add_argument("--slo-per-token", type=float, default=LAPTOP.per_token_s, help="seconds")
+    parser.add_argument("--slo-share", type=float, default=LAPTOP.share)
     parser.add_argument("more", nargs="*", help="after --: options of the Locust file")
     return parser
 
@@ -77,54 +72,21 @@ def command(options: argparse.Namespace, edges: Sequence[str], out: Path) -> lis
     ]
 
 
+def deployed(running: Running, example: str) -> str:
+    """The Worker's address on the first edge. Raises Failed."""
+    said = running.skerry("worker", "deploy", "--cwd", str(WORKERS / example))
+    print(said, end="", flush=True)
+    found = re.search(r"http\S+/w/\S+", said)
+    if found is None:
+        raise Failed(f"`skerry worker deploy` told no address:\n{said}")
+    return found[0]
+
+
 def _run(options: argparse.Namespace, edges: Sequence[str]) -> int:
     print(f"{options.minutes:g} minutes, {options.users} users, {options.shape}, at {edges}")
     done = subprocess.run(command(options, edges, OUT), cwd=ROOT, env=environment(), check=False)
     print(f"report: {OUT / 'report.html'}")
     return done.returncode
-
-
-class _Current(msgspec.Struct):
-    edges: dict[str, str]
-
-
-@contextmanager
-def world(topology: str) -> Iterator[list[str]]:
-    """A world of its own, in a state folder of its own; the URLs of its edges. Raises Failed."""
-    with tempfile.TemporaryDirectory(prefix="skerry-load-") as folder:
-        state, log = Path(folder) / "state", Path(folder) / "up.log"
-        print(f"starting the world of {topology}", flush=True)
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli", "up", "--topology", topology,
-                 "--state", str(state)],
-                cwd=ROOT, env=environment(), stdout=out, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        try:
-            yield _edges(process, state / "current.json", log)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-            process.kill()
-            process.wait()
-
-
-def _edges(process: subprocess.Popen[bytes], current: Path, log: Path) -> list[str]:
-    """Once the world is ready. Raises Failed."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode(current.read_bytes(), type=_Current)
-            return list(found.edges.values())
-        time.sleep(0.2)
-    raise Failed(f"the world did not come up:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def environment() -> dict[str, str]:
-    places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
 if __name__ == "__main__":

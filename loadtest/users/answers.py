@@ -31,6 +31,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     completion_tokens: int
     retry_after_s: float | None = None
     """What a refusal said about when to come back."""
+    comments: int = 0
+    """SSE comments before the first piece: signs of life while a request waits."""
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,11 +135,9 @@ def verdict(answers: Sequence[Answer], slo: Slo) -> tuple[bool, str]:
 
 def lines(answers: Sequence[Answer], slo: Slo, seconds: float) -> list[str]:
     """For a terminal."""
-    head = ("", "requests", "failed", "good", "TTFT p50", "p90", "p99",
-            "ms/token p50", "p90", "p99", "cached", "tok/s")  # fmt: skip
-    rows = [head, *(_row(one, seconds) for one in groups(answers, slo))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    table = [
+    rows = table(answers, slo, seconds)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    shown = [
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -146,7 +146,14 @@ def lines(answers: Sequence[Answer], slo: Slo, seconds: float) -> list[str]:
     ]
     failed = [f"  {count:>6}  {name}" for name, count in errors(answers)]
     _, words = verdict(answers, slo)
-    return [*table, *(["errors:", *failed] if failed else []), words]
+    return [*shown, *(["errors:", *failed] if failed else []), words]
+
+
+def table(answers: Sequence[Answer], slo: Slo, seconds: float) -> list[tuple[str, ...]]:
+    """Heads, and a row for each group. good/s is the goodput: answers within the service level."""
+    head = ("", "requests", "failed", "good", "TTFT p50", "p90", "p99",
+            "ms/token p50", "p90", "p99", "cached", "good/s", "tok/s")  # fmt: skip
+    return [head, *(_row(one, seconds) for one in groups(answers, slo))]
 
 
 def _row(one: Group, seconds: float) -> tuple[str, ...]:
@@ -163,5 +170,6 @@ def _row(one: Group, seconds: float) -> tuple[str, ...]:
         *three(one.ttft, 1.0, 3),
         *three(one.per_token, 1000.0, 1),
         "–" if one.cached_share is None else f"{one.cached_share:.1%}",
+        f"{one.good / seconds:.2f}" if seconds > 0 else "–",
         f"{one.tokens / seconds:.0f}" if seconds > 0 else "–",
     )

@@ -22,7 +22,7 @@ from loadtest.bench import probe, report
 from loadtest.bench.__main__ import BELOW_FLOOR, PROJECT, say
 from loadtest.bench.figures import Figure
 from loadtest.bench.timing import median
-from loadtest.users.__main__ import LOCUSTFILE, ROOT, environment
+from loadtest.users.running import LOCUSTFILE, ROOT, environment
 
 FEW, MANY = 20, 300
 EVENTS_PER_S = 10

@@ -1,9 +1,10 @@
 """For `locust -f loadtest/users/locustfile.py --host http://127.0.0.1:8787`: the mix of users.
 
 Any OpenAI-compatible server will do; `--edges` names several. With `--trace` a public trace is
-replayed instead, open loop. Times to the first token and per token stand in Locust's own
-statistics and in its HTML report as rows of their own; the end of the run prints them by kind, edge
-and region, and its exit code says whether the service level was kept.
+replayed instead, open loop. Times to the first token and per token, and what was within the
+service level, stand in Locust's own statistics as rows of their own, by kind, edge and region. The
+end of the run prints all of it as a table, adds that to the HTML report, and its exit code says
+whether the service level was kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import gevent
 import msgspec
@@ -24,7 +26,7 @@ from locust import LoadTestShape, User, events, task
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest.users import prompts
+from loadtest.users import prompts, report
 from loadtest.users.answers import Answer, Slo, lines, verdict
 from loadtest.users.shapes import SHAPES
 from loadtest.users.stream import Asker
@@ -32,8 +34,9 @@ from loadtest.users.stream import Asker
 TURNS = 4
 CONTEXT_WORDS = 900
 """A conversation that has grown beyond it starts anew."""
-ENOUGH = ("length", "stop")
-BEGAN = time.perf_counter()
+TOOL_ROUNDS = 3
+"""Calls of a tool, at most, before an agent is to answer."""
+BEGAN, BEGAN_AT = time.perf_counter(), time.time()
 
 _collected: list[Answer] = []
 
@@ -56,6 +59,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slo-ttft", type=float, default=2.0, help="seconds")
     group.add_argument("--slo-per-token", type=float, default=0.2, help="seconds")
     group.add_argument("--slo-share", type=float, default=0.95)
+    group.add_argument("--until", default="", help="end the run as soon as this file is there")
     group.add_argument("--answers", default="", help="write every answer's figures there, as JSON")
 
 
@@ -67,7 +71,7 @@ class Shape(LoadTestShape):
     def tick(self) -> tuple[int, float] | None:
         options = self.runner.environment.parsed_options
         now_s, all_s = self.get_run_time(), float(options.run_time or 0)
-        if all_s and now_s > all_s:
+        if (all_s and now_s > all_s) or (options.until and Path(options.until).exists()):
             return None
         users = SHAPES[options.shape](now_s, all_s or 600.0, int(options.num_users or 1))
         return users, float(max(users, options.spawn_rate or 1))
@@ -83,11 +87,14 @@ class Client(User):
         super().__init__(environment)
         self.options = environment.parsed_options
         self.number = next(Client._numbers)
-        self.random = random.Random(f"{self.options.seed}-{self.number}")
-        edges = [one for one in self.options.edges.split(",") if one] or [environment.host]
-        self.asker = Asker(
-            str(edges[self.number % len(edges)]).rstrip("/"), self.options.key, began=BEGAN
-        )
+        runner = environment.runner  # of several processes each has users of its own
+        place = runner.worker_index if isinstance(runner, WorkerRunner) else 0
+        self.random = random.Random(f"{self.options.seed}-{place}-{self.number}")
+        edges = _edges(environment)
+        self.asker = self.client_of(edges[(self.number + place) % len(edges)])
+
+    def client_of(self, edge: str) -> Asker:
+        return Asker(edge, self.options.key, began=BEGAN)
 
     def on_stop(self) -> None:
         self.asker.close()
@@ -151,25 +158,23 @@ class Reader(Client):
 
 
 class Agent(Client):
-    """A tool is called, its result given back, and the answer asked for."""
+    """A loop: a tool is called, its result given back, one to three times; then the answer is asked
+    for. Results are ours, whatever the model said, so that runs can be repeated."""
 
     weight = 1
 
     @task
     def act(self) -> None:
-        due = self.pause()
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": prompts.system(0)},
-            {"role": "user", "content": f"When is high tide? {prompts.words(due, 6)}"},
-        ]
+            {"role": "user",
+             "content": f"When is high tide? {prompts.words(self.random.random(), 6)}"},
+        ]  # fmt: skip
         tools = list(prompts.TOOLS)
-        self.chat("agent", messages, due, tools=tools, tool_choice="required", max_tokens=64)
-        call = {"id": "call_1", "type": "function",
-                "function": {"name": "tide", "arguments": '{"place": "harbour"}'}}  # fmt: skip
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_1", "content": "high tide at six"},
-        ]
+        for turn in range(self.random.randint(1, TOOL_ROUNDS)):
+            self.chat("agent", messages, self.pause(), tools=tools, tool_choice="required",
+                      max_tokens=64)  # fmt: skip
+            messages += prompts.tool_round(turn)
         self.chat("agent", messages, self.pause(), tools=tools, tool_choice="none")
 
 
@@ -193,19 +198,25 @@ class Completer(Client):
 
 
 class WorkerCaller(Client):
-    """A chat Worker at the edge, where one is deployed."""
+    """A chat Worker: at the user's own edge where the URL is of one of them (a deploy is to all),
+    else where the URL says."""
 
     weight = 1
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        there = urlsplit(self.options.chat_worker)
+        self.path = there.path
+        base = f"{there.scheme}://{there.netloc}"
+        if base not in _edges(environment):
+            self.asker.close()
+            self.asker = self.client_of(base)
 
     @task
     def call(self) -> None:
         due = self.pause()
-        if not self.options.chat_worker:
-            return
-        base, _, path = self.options.chat_worker.partition("/w/")
-        self.asker.edge = base or self.asker.edge
         content = prompts.words(self.random.random(), 12)
-        self.post("worker", f"/w/{path}", {"messages": [{"role": "user", "content": content}]}, due)
+        self.post("worker", self.path, {"messages": [{"role": "user", "content": content}]}, due)
 
 
 class Replayer(Client):
@@ -218,7 +229,7 @@ class Replayer(Client):
     def replay(self) -> None:
         pool: list[gevent.Greenlet[..., Any]] = []
         began = time.perf_counter()
-        edges = [one for one in self.options.edges.split(",") if one] or [self.asker.edge]
+        edges = _edges(self.environment)
         for number, line in enumerate(_trace(Path(self.options.trace))):
             due = began + line["timestamp"] / 1000 / self.options.speed
             gevent.sleep(max(0.0, due - time.perf_counter()))
@@ -228,7 +239,7 @@ class Replayer(Client):
         self.environment.runner.quit()
 
     def _one(self, edge: str, line: dict[str, Any], due: float) -> None:
-        asker = Asker(edge.rstrip("/"), self.options.key, began=BEGAN)
+        asker = self.client_of(edge)
         content = prompts.from_blocks(line["hash_ids"], self.options.words_per_block)
         body = {
             "model": self.options.model,
@@ -259,20 +270,25 @@ def _chosen(environment: Environment, **_: Any) -> None:
 
 
 def note(environment: Environment, answer: Answer) -> None:
-    """Into our figures and into Locust's."""
+    """Into our figures and into Locust's: rows by kind, edge and region, as far as they are
+    known."""
     _collected.append(answer)
     failure = RuntimeError(answer.error) if answer.error else None
     fire = environment.events.request.fire
+    good = _slo(environment).holds(answer)
+    places = (f"edge {answer.edge}", f"region {answer.region}" if answer.region else "")
+    for name in filter(None, (answer.kind, *places)):
 
-    def row(kind: str, seconds: float | None) -> None:
-        if seconds is not None:
-            fire(request_type=kind, name=answer.kind, response_time=1000 * seconds,
-                 response_length=0, exception=None, context={})  # fmt: skip
+        def row(what: str, seconds: float | None, name: str = name) -> None:
+            if seconds is not None:
+                fire(request_type=what, name=name, response_time=1000 * seconds,
+                     response_length=0, exception=None, context={})  # fmt: skip
 
-    fire(request_type="answer", name=answer.kind, response_time=1000 * answer.total_s,
-         response_length=answer.completion_tokens, exception=failure, context={})  # fmt: skip
-    row("first token", answer.ttft_s)
-    row("per token", answer.per_token_s)
+        fire(request_type="answer", name=name, response_time=1000 * answer.total_s,
+             response_length=answer.completion_tokens, exception=failure, context={})  # fmt: skip
+        row("first token", answer.ttft_s)
+        row("per token", answer.per_token_s)
+        row("within SLO", answer.total_s if good else None)  # its rate is the goodput
 
 
 @events.report_to_master.add_listener
@@ -291,18 +307,31 @@ def _end(environment: Environment, **_: Any) -> None:
     """The summary, and the exit code by the service level. A worker leaves that to its master."""
     if isinstance(environment.runner, WorkerRunner):
         return
-    options = environment.parsed_options
-    slo = Slo(ttft_s=options.slo_ttft, per_token_s=options.slo_per_token, share=options.slo_share)
+    options, slo = environment.parsed_options, _slo(environment)
     seconds = max((one.at_s + one.total_s for one in _collected), default=0.0)
     print("\n" + "\n".join(lines(_collected, slo, seconds)))
     if options.answers:
-        told = {"seconds": seconds, "slo": slo, "answers": _collected}
+        told = {"began": BEGAN_AT, "seconds": seconds, "slo": slo, "answers": _collected}
         Path(options.answers).write_bytes(msgspec.json.encode(told))
+    page = Path(options.html_file) if options.html_file else None
+    if page is not None and page.exists():  # it is written before this, if the run had its time
+        added = report.section(_collected, slo, seconds)
+        page.write_text(report.with_section(page.read_text("utf-8"), added), "utf-8")
     good, _words = verdict(_collected, slo)
     if environment.process_exit_code is None:
         environment.process_exit_code = 0 if good else 1
     if isinstance(environment.runner, MasterRunner):
-        print(f"from {len(environment.runner.clients)} processes")
+        print(f"from {len(environment.runner.worker_indexes)} processes")
+
+
+def _edges(environment: Environment) -> list[str]:
+    named = [one.rstrip("/") for one in environment.parsed_options.edges.split(",") if one]
+    return named or [str(environment.host).rstrip("/")]
+
+
+def _slo(environment: Environment) -> Slo:
+    options = environment.parsed_options
+    return Slo(ttft_s=options.slo_ttft, per_token_s=options.slo_per_token, share=options.slo_share)
 
 
 def _trace(path: Path) -> Iterator[dict[str, Any]]:

@@ -35,6 +35,20 @@ TOOLS = (
 )
 
 
+def tool_round(turn: int) -> list[dict[str, object]]:
+    """What an agent adds to its conversation: the call that a model makes, and its result."""
+    call = {
+        "id": f"call_{turn}",
+        "type": "function",
+        "function": {"name": "tide", "arguments": '{"place": "harbour"}'},
+    }
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"call_{turn}",
+         "content": f"high tide at {words(('tide', turn), 12)}"},
+    ]  # fmt: skip
+
+
 def words(seed: object, count: int) -> str:
     """`count` words, a sentence now and then."""
     source = random.Random(str(seed))

@@ -1,4 +1,5 @@
-"""`make scenarios`: a spike, and the loss of a region, each with a verdict. Worlds of this machine.
+"""`make scenarios`: a spike, the loss of a region, a rolling deploy, a cold model, each with a
+verdict. Worlds of this machine.
 
 The worlds are those of the bundled model with short queues: what cannot be served soon is refused
 at once, with the time to come back.
@@ -7,10 +8,8 @@ at once, with the time to come back.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,18 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import msgspec
 
-from loadtest.users.__main__ import (
-    LOCUSTFILE,
-    PER_TOKEN_S,
-    ROOT,
-    TTFT_S,
-    Failed,
-    environment,
-    world,
-)
-from loadtest.users.answers import Answer, Slo, lines
+from loadtest.users import cold, rolling
+from loadtest.users.answers import Answer, lines
+from loadtest.users.running import LAPTOP, Failed, locust, shipped, told_in, world
 from loadtest.users.verdicts import Check, region_loss, spike
 
 LIMITS = "\n[limits]\nqueue = 4\nhold = 4\nhold_s = 2.0\n"
@@ -43,37 +34,42 @@ LOOK_S = 0.1
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.users.scenarios", description=__doc__)
     parser.add_argument("names", nargs="*", default=[], help=f"of {', '.join(SCENARIOS)}; all")
-    parser.add_argument("--seconds", type=int, default=60, help="of each")
+    parser.add_argument("--seconds", type=int, default=60, help="of each; a deploy takes its time")
     options = parser.parse_args(argv)
     good = True
     for name in options.names or list(SCENARIOS):
         if name not in SCENARIOS:
             parser.error(f"there is no scenario {name!r}: {', '.join(SCENARIOS)}")
+        print(f"== {name}", flush=True)
         try:
             checks = SCENARIOS[name](options.seconds)
         except Failed as failure:
             print(failure, file=sys.stderr)
             return 2
-        print("\n".join(map(str, checks)))
+        print("\n".join(map(str, checks)), flush=True)
         good = good and all(check.good for check in checks)
     return 0 if good else 1
 
 
 def run_spike(seconds: int) -> list[Check]:
-    with tempfile.TemporaryDirectory() as folder, world(_topology("local", folder)) as edges:
-        answers = _locust(edges, seconds, Path(folder), "--shape", "spike")
-    return spike(answers, _SLO, seconds)
+    with tempfile.TemporaryDirectory() as folder, world(_topology("local", folder)) as running:
+        answers = _locust(running.urls, seconds, Path(folder), "--shape", "spike")
+    return spike(answers, LAPTOP, seconds)
 
 
 def run_region_loss(seconds: int) -> list[Check]:
     at_s = LOSS_SHARE * seconds
-    with tempfile.TemporaryDirectory() as folder, world(_topology("two-regions", folder)) as edges:
-        victim = _busiest(edges[0])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        world(_topology("two-regions", folder)) as running,
+    ):
+        edge = running.urls[0]
+        victim = _busiest(edge)
         over = threading.Event()
-        killer = threading.Thread(target=_kill_region, args=(edges[0], victim, at_s, over))
+        killer = threading.Thread(target=_kill_region, args=(edge, victim, at_s, over))
         killer.start()
         try:
-            answers = _locust(edges, seconds, Path(folder))
+            answers = _locust(running.urls, seconds, Path(folder))
         finally:
             over.set()
             killer.join()
@@ -83,13 +79,14 @@ def run_region_loss(seconds: int) -> list[Check]:
 SCENARIOS: dict[str, Callable[[int], list[Check]]] = {
     "spike": run_spike,
     "region-loss": run_region_loss,
+    "rolling-deploy": rolling.run,
+    "cold-model": cold.run,
 }
-_SLO = Slo(ttft_s=TTFT_S, per_token_s=PER_TOKEN_S)
 
 
 def _topology(name: str, folder: str) -> str:
     """A shipped one with short queues."""
-    text = (ROOT / "deploy" / "topologies" / f"{name}.toml").read_text()
+    text = shipped(name)
     path = Path(folder) / f"{name}.toml"
     path.write_text(text.replace("\n[models.", f"{LIMITS}\n[models.", 1))
     return str(path)
@@ -98,20 +95,11 @@ def _topology(name: str, folder: str) -> str:
 def _locust(edges: Sequence[str], seconds: int, folder: Path, *more: str) -> list[Answer]:
     out = folder / "answers.json"
     print(f"{seconds} s, {USERS} users {' '.join(more)}", flush=True)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless"),
-            *("--host", edges[0], "--edges", ",".join(edges), "--users", str(USERS)),
-            *("--run-time", f"{seconds}s", "--stop-timeout", "20", "--only-summary"),
-            *("--answers", str(out), "--think", "0.5", *more),
-        ],
-        cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        check=False,
-    )  # fmt: skip
-    told = json.loads(out.read_text())
-    answers = msgspec.convert(told["answers"], list[Answer])
-    print("\n".join(lines(answers, _SLO, told["seconds"])))
-    return answers
+    with locust(edges, seconds, out, users=USERS, more=more):
+        pass
+    told = told_in(out)
+    print("\n".join(lines(told.answers, LAPTOP, told.seconds)))
+    return told.answers
 
 
 def _busiest(edge: str) -> str:

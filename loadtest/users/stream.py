@@ -3,6 +3,7 @@ looked at as bytes, and only those that carry usage or an error are parsed."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from http.client import HTTPException
@@ -17,6 +18,8 @@ from loadtest.users.answers import Answer
 END = b"data: [DONE]"
 _CONTENT = (b'"content":"', b'"text":"', b'"tool_calls":[', b'"response":"')
 _EMPTY = (b'"content":""', b'"text":""')
+_TRACE = b": skerry "
+"""A comment of ours that tells where a request went, and no sign of waiting."""
 
 
 class _Details(msgspec.Struct):
@@ -59,7 +62,11 @@ class Asker:
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self._http = HTTPClient.from_url(
-            edge, concurrency=1, connection_timeout=10.0, network_timeout=timeout_s
+            edge,
+            concurrency=1,
+            connection_timeout=10.0,
+            network_timeout=timeout_s,
+            ssl_options=_authorities(),
         )
 
     def close(self) -> None:
@@ -99,9 +106,16 @@ class Asker:
                 cached_tokens=details.cached_tokens,
                 completion_tokens=tokens,
                 retry_after_s=None if retry_after is None else float(retry_after),
+                comments=reading.comments,
             ),
             b"".join(reading.text).decode("utf-8", "replace"),
         )
+
+
+def _authorities() -> dict[str, str]:
+    """Of an edge that speaks https: the usual ones, or those that SSL_CERT_FILE names."""
+    named = os.environ.get("SSL_CERT_FILE")
+    return {"ca_certs": named} if named else {}
 
 
 class _Reading:
@@ -109,7 +123,7 @@ class _Reading:
     has to make the next turn's prompt grow as a real one does."""
 
     def __init__(self) -> None:
-        self.pieces = 0
+        self.pieces = self.comments = 0
         self.first = self.last = 0.0
         self.usage: _Usage | None = None
         self.text: list[bytes] = []
@@ -123,6 +137,7 @@ class _Reading:
             if event.startswith(END):
                 return ""
             if event.startswith(b":"):
+                self.comments += not self.pieces and not event.startswith(_TRACE)
                 continue
             if self._piece(event):
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.users.answers import Answer, Slo, Spread
@@ -13,6 +13,13 @@ KEPT, RECOVERY_S, RECOVERED, SLOW_SHARE = 0.95, 10.0, 2.0, 0.1
 HITS_AFTER = 0.9
 SETTLE_S = 5.0
 """After a change, before what is counted as steady."""
+DEPLOY_SLOWER, DEPLOY_SLOWER_S = 2.0, 1.0
+"""TTFT p90 while processes are replaced: so many times that of before, and so much more: one region
+does the work of two and reads what the other knew, on cores that load models at the same time."""
+COLD_S = 1.0
+"""What the first answer of a cold model may take beyond the start of a node."""
+COMMENT_S = 10.0
+"""Of silence, after which an edge sends an SSE comment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,101 @@ def region_loss(answers: Sequence[Answer], at_s: float, region: str, seconds: fl
         Check(f"share found in caches, {kept:.2f} of before (wanted {HITS_AFTER})",
               kept >= HITS_AFTER),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """When, in seconds of the test, and what told the processes apart before and afterwards."""
+
+    began_s: float
+    ended_s: float
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+
+
+def rolling_deploy(answers: Sequence[Answer], deployed: Deployed, seconds: float) -> list[Check]:
+    """Every process of the world is replaced while its users stream."""
+    failed = [one for one in answers if one.error and one.ttft_s is None]
+    broken = [one for one in answers if one.error and one.ttft_s is not None]
+    meanwhile = _between(answers, deployed.began_s, deployed.ended_s)
+    kept = [name for name, one in deployed.before.items() if deployed.after.get(name) == one]
+    before = _p90(_between(answers, SETTLE_S, deployed.began_s))
+    during = _p90(meanwhile)
+    after = _p90(_between(answers, deployed.ended_s + SETTLE_S, seconds))
+    bound = DEPLOY_SLOWER * before + DEPLOY_SLOWER_S
+    took_s = deployed.ended_s - deployed.began_s
+    return [
+        Check(f"no request failed: {len(failed)} of {len(answers)} did ({_kinds(failed)})",
+              bool(answers) and not failed),
+        Check(f"no stream broke: {len(broken)} of {len(answers)} did ({_kinds(broken)})",
+              not broken),
+        Check(f"{len(deployed.before) - len(kept)} processes of {len(deployed.before)} were"
+              f" replaced in {took_s:.0f} s, under {len(meanwhile)} requests"
+              + (f"; not {', '.join(kept)}" if kept else ""), bool(meanwhile) and not kept),
+        Check(f"TTFT p90 meanwhile {during:.2f} s, {before:.2f} s before (wanted {bound:.2f} s:"
+              f" {DEPLOY_SLOWER:g} times and {DEPLOY_SLOWER_S:g} s)", 0 < during <= bound),
+        Check(f"TTFT p90 afterwards {after:.2f} s (wanted {bound:.2f} s)", 0 < after <= bound),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Three times users come to a model that has no node: few of them; more than there is room for
+    (`room` requests); and where another region is warm. Answers are of each run, from when the
+    users came. `start_s`: of the first run's node."""
+
+    few: Sequence[Answer]
+    crowd: Sequence[Answer]
+    beside_warm: Sequence[Answer]
+    start_s: float
+    room: int
+    cold: str
+    warm: str
+
+
+def cold_model(told: Cold) -> list[Check]:
+    """Nobody asked, no node ran, and then users come."""
+    lost = [one for one in told.few if one.error]
+    first = min(told.few, key=lambda one: one.at_s, default=None)
+    first_s = None if first is None else first.ttft_s
+    most_s = told.start_s + COLD_S
+    rude = [one for one in told.crowd if one.error and not _politely(one)]
+    refusals = [one for one in told.crowd if refused(one)]
+    waited = [one for one in told.crowd if not one.error and (one.ttft_s or 0) > COMMENT_S + 1]
+    silent = [one for one in waited if not one.comments]
+    arrived = _between(told.beside_warm, 0.0, _begin(told.beside_warm) + told.start_s / 2)
+    spilt = [one for one in arrived if one.region == told.warm and not one.error]
+    late = [one for one in arrived if (one.ttft_s or told.start_s) >= told.start_s]
+    return [
+        Check(f"every request was answered: {len(lost)} of {len(told.few)} were not"
+              f" ({_kinds(lost)})", bool(told.few) and not lost),
+        Check(f"the first one after {'–' if first_s is None else f'{first_s:.2f}'} s (wanted"
+              f" {most_s:.2f} s: a node starts in {told.start_s:.2f} s)",
+              first_s is not None and first_s <= most_s),
+        Check(f"of {len(told.crowd)} requests of a crowd {len(refusals)} were refused, with"
+              f" Retry-After, and {len(rude)} otherwise ({_kinds(rude)}); there is room for"
+              f" {told.room}", bool(refusals) and not rude
+              and len(told.crowd) - len(refusals) >= told.room),
+        Check(f"{len(waited)} answers came after {COMMENT_S:.0f} s of waiting, {len(silent)} of"
+              " them without a comment meanwhile", bool(waited) and not silent),
+        Check(f"{len(spilt)} of the first {len(arrived)} requests went to the warm {told.warm},"
+              f" {len(late)} took as long as a start in {told.cold}",
+              bool(arrived) and len(spilt) == len(arrived) and not late),
+    ]  # fmt: skip
+
+
+def _politely(answer: Answer) -> bool:
+    return refused(answer) and answer.retry_after_s is not None
+
+
+def _begin(answers: Sequence[Answer]) -> float:
+    return min((one.at_s for one in answers), default=0.0)
+
+
+def _p90(answers: Sequence[Answer]) -> float:
+    """To the first token, in seconds; 0 of nothing."""
+    spread = Spread.of(one.ttft_s for one in answers if one.ttft_s is not None)
+    return spread.p90 if spread else 0.0
 
 
 def _between(answers: Sequence[Answer], begin_s: float, end_s: float) -> list[Answer]:

@@ -179,11 +179,12 @@ def test_a_lost_node_is_an_attempt_of_the_same_trace(seen: Seen) -> None:
     assert first.parent == second.parent == router.id
     # The node that was killed has told nothing; the other was asked twice.
     answers = [s for s in spans if s.service == "skerry-node" and s.kind == "SERVER"]
-    gone = "moved" if first.failed == "node_lost" else "transfer_failed"
-    assert [(s.name, s.instance, s.parent, s.failed) for s in answers] == [
-        ("answer", f"{region}-decode", first.id, gone),
-        ("answer", f"{region}-decode", second.id, ""),
+    assert [(s.name, s.instance, s.parent) for s in answers] == [
+        ("answer", f"{region}-decode", first.id),
+        ("answer", f"{region}-decode", second.id),
     ]
+    assert answers[0].failed in ("moved", "transfer_failed")
+    assert answers[1].failed == ""
     [passed] = seen.lines("again")[region]
     assert " outcome=ok " in passed
     assert " attempts=2 " in passed

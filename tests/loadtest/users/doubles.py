@@ -35,6 +35,8 @@ SCRIPTS: dict[str, list[bytes]] = {
     "/cut": [chunk("a")],
     "/error": [chunk("a"), b'data: {"error":{"message":"gone","code":"region_unavailable"}}\n\n'],
     "/quiet": [b": waiting\n\n", usage(), DONE],
+    "/held": [b":\n\n", b":\n\n", chunk("a"), b": skerry {}\n\n", b":\n\n", usage(), DONE],
+    "/w/chat/": [b'data: {"response":"x"}\n\n', usage(), DONE],
 }
 
 

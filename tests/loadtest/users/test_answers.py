@@ -6,6 +6,7 @@ import msgspec
 
 from loadtest.users import prompts
 from loadtest.users.answers import Answer, Slo, Spread, errors, groups, lines, verdict
+from loadtest.users.report import section, with_section
 from loadtest.users.shapes import SHAPES, spike, step
 
 GOOD = Answer(
@@ -47,7 +48,17 @@ def test_rows_by_kind_edge_and_region() -> None:
     assert rows["edge http://b"].cached_share == 0.0
     text = lines(answers, SLO, seconds=10.0)
     assert text[1].split()[:2] == ["all", "3"]
-    assert text[1].split()[-1] == "3"  # 30 tokens in 10 seconds
+    assert text[1].split()[-2:] == ["0.30", "3"]  # 3 good ones and 30 tokens in 10 seconds
+
+
+def test_the_table_goes_into_the_report() -> None:
+    answers = [GOOD, but(kind="<agent>", error="cut")]
+    page = with_section("<body><p>Locust's</p></body></html>", section(answers, SLO, seconds=10.0))
+    assert page.startswith("<body><p>Locust's</p><section")
+    assert page.endswith("</section></body></html>")
+    assert "kind &lt;agent&gt;</td>" in page
+    assert "<li>1 × cut</li>" in page
+    assert "50.0% of 2 requests" in page
 
 
 def test_spread_by_nearest_rank() -> None:

@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from loadtest.users.__main__ import LOCUSTFILE, ROOT
+from loadtest.users.running import LOCUSTFILE, ROOT
 from loadtest.users.stream import Asker
 from tests.loadtest.users.doubles import GAP_S, server
 
@@ -55,6 +56,13 @@ def test_the_clock_of_the_first_token_runs_from_when_it_was_due(address: str) ->
     assert (answer.prompt_tokens, answer.cached_tokens, answer.region) == (20, 16, "eu")
 
 
+def test_comments_are_counted_while_a_request_waits(address: str) -> None:
+    asker = Asker(address, None, began=time.perf_counter())
+    answers = [asker.ask("kind", path, {}, time.perf_counter())[0] for path in ("/held", "/cut")]
+    asker.close()
+    assert [one.comments for one in answers] == [2, 0]
+
+
 def test_nobody_answers() -> None:
     asker = Asker("http://127.0.0.1:9", None, began=0.0)
     answer, _ = asker.ask("kind", "/x", {}, time.perf_counter())
@@ -67,18 +75,32 @@ def test_locust_plays_the_mix_and_a_trace(address: str, tmp_path: Path) -> None:
     rows = [{"timestamp": 50 * n, "output_length": 5, "hash_ids": [0, n]} for n in range(4)]
     trace.write_text("\n".join(map(json.dumps, rows)))
     base = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary",
-            "--host", address, "--run-time", "1s", "--answers", str(out)]  # fmt: skip
+            "--host", address, "--answers", str(out)]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    mix = subprocess.Popen(
-        [*base, "--users", "10", "--spawn-rate", "10", "--think", "0.05"],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    said, _ = mix.communicate(timeout=60)
+    page, over = tmp_path / "report.html", tmp_path / "over"
+    with server() as other:
+        mix = subprocess.Popen(
+            [*base, "--edges", f"{address},{other}", "--chat-worker", f"{other}/w/chat/",
+             "--users", "22", "--processes", "2", "--think", "0.05", "--html", str(page),
+             "--until", str(over)],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        Timer(3.0, over.touch).start()
+        said, _ = mix.communicate(timeout=60)
     assert mix.returncode == 0, said
     told = json.loads(out.read_text())["answers"]
-    assert {one[0] for one in told} == {"conversation", "document", "agent", "completion"}
+    kinds = {"conversation", "document", "agent", "completion", "worker"}
+    assert {one[0] for one in told} == kinds
+    assert {one[1] for one in told} == {address, other}
+    assert not any(one[3] for one in told)
+    assert "from 2 processes" in said
+    report = page.read_text()
+    for name in (*kinds, f"edge {address}", f"edge {other}", "region eu"):
+        assert f'"method": "first token", "name": "{name}"' in report, name
+    assert "<td" in report[report.index("By kind, edge and region") :]
     replay = subprocess.run(
-        [*base, "--trace", str(trace), "--speed", "2", "--slo-ttft", "0.000001"],
+        [*base, "--run-time", "2s", "--trace", str(trace), "--speed", "2",
+         "--slo-ttft", "0.000001"],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert replay.returncode == 1, "the service level cannot have been kept"
