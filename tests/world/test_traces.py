@@ -190,7 +190,7 @@ def test_a_lost_node_is_an_attempt_of_the_same_trace(seen: Seen) -> None:
     assert " attempts=2 " in passed
     said = seen.lines("again")[f"{region}-decode"]
     outcomes = [re.findall(r" outcome=(\w+) ", line) for line in said]
-    assert outcomes == [[gone], ["ok"]]
+    assert outcomes == [[answers[0].failed], ["ok"]]
 
 
 def test_another_region_goes_on_in_the_same_trace(seen: Seen) -> None:
