@@ -17,13 +17,15 @@ from deploy.where import DEFAULT, AnyStateOption, AnyTopologyOption, topology_fi
 class Target(StrEnum):
     LOCAL = "local"
     KUBERNETES = "kubernetes"
+    SSH = "ssh"
 
 
 def deploy(
     unit: Annotated[str, typer.Argument(help="An edge or a region of the topology.")],
     topology: AnyTopologyOption = None,
     target: Annotated[
-        Target, typer.Option(help="The world that runs on this machine, or a cluster.")
+        Target,
+        typer.Option(help="The world that runs on this machine, a cluster, or hosts with systemd."),
     ] = Target.LOCAL,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
@@ -34,39 +36,66 @@ def deploy(
         typer.Option(help="local: a folder with another release to run the unit from."),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="local: replace also what has not changed.")
+        bool, typer.Option("--again", help="local, ssh: replace also what has not changed.")
     ] = False,
     canary: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=99,
-            help="local: give a replaced region this percentage of its weight at first.",
+            help="local, ssh: give a replaced region this percentage of its weight at first.",
         ),
     ] = None,
     watch: Annotated[
         float,
-        typer.Option("--for", min=1, help="local: seconds for which a canary is watched."),
+        typer.Option("--for", min=1, help="local, ssh: seconds for which a canary is watched."),
     ] = 60.0,
     wait: Annotated[
-        float, typer.Option(min=1, help="local: seconds to wait for what runs to end.")
+        float, typer.Option(min=1, help="local, ssh: seconds to wait for what runs to end.")
     ] = 600.0,
     ready_within: Annotated[
-        float, typer.Option(min=1, help="local: seconds that what starts may take.")
+        float, typer.Option(min=1, help="local, ssh: seconds that what starts may take.")
     ] = 120.0,
     values: Annotated[
         Path | None,
         typer.Option(help="kubernetes: TOML with images, sizes, replicas; see docs/operating.md."),
     ] = None,
+    wheelhouse: Annotated[
+        Path | None,
+        typer.Option(help="ssh: a folder of wheels to install from, instead of a package index."),
+    ] = None,
+    upload_models: Annotated[
+        bool,
+        typer.Option("--upload-models", help="ssh: send models by path that a host lacks."),
+    ] = False,
 ) -> None:
     """Put an edge or a region where it belongs; doing it again changes only what differs.
 
     local: replace its processes in the running world one after the other, so that no request fails
     for it, with the topology that is given or the one that runs. What does not come up, or makes a
-    canary worse, is taken back. kubernetes: apply its objects to the cluster of kubectl.
+    canary worse, is taken back. kubernetes: apply its objects to the cluster of kubectl. ssh: the
+    same as local, on the hosts that the topology names, as systemd units.
     """
     if target is Target.KUBERNETES:
         _to_cluster(unit, topology or DEFAULT, values, dry_run=dry_run)
+        return
+    if target is Target.SSH:
+        from deploy.ssh.run import Ask, deploy_over_ssh
+        from deploy.state import FOLDER
+        from deploy.where import world_of
+
+        ask = Ask(
+            unit=unit,
+            wheelhouse=wheelhouse,
+            upload_models=upload_models,
+            dry_run=dry_run,
+            again=again,
+            canary=canary,
+            watch_s=watch,
+            idle_s=wait,
+            ready_s=ready_within,
+        )
+        deploy_over_ssh(world_of(topology or DEFAULT, state), ask, FOLDER / "wheelhouse", _say)
         return
     from deploy.rollout.messages import Deploy
     from deploy.rollout.running import asked
@@ -83,7 +112,11 @@ def deploy(
         ready_s=ready_within,
     )
     for line in asked(what, state):
-        print(line, flush=True)
+        _say(line)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _to_cluster(unit: str, topology: str, values: Path | None, *, dry_run: bool) -> None:

@@ -14,15 +14,22 @@ from typing import NoReturn
 
 import pytest
 
-_PACKAGES = {"bwrap": "bubblewrap", "promtool": "prometheus"}
+_PACKAGES = {
+    "bwrap": "bubblewrap",
+    "promtool": "prometheus",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+    "systemd-analyze": "systemd",
+}
 """Of programs that are not called like their package."""
 
 
 def needed(program: str) -> str:
     """Its path."""
-    found = shutil.which(program)
+    found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
-        _without(f"{program} is not installed (Debian: apt-get install {program})")
+        package = _PACKAGES.get(program, program)
+        _without(f"{program} is not installed (Debian: apt-get install {package})")
     return found
 
 
