@@ -274,6 +274,8 @@ def read(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not TOML: byte {error.start} is not UTF-8") from error
+    except ValueError as error:  # a NUL, which no path has
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def parse(text: str, *, name: str = "topology") -> Topology:

@@ -53,7 +53,8 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _said(record)
+        # JSON is UTF-8, and a path need not be: what is not is written as the stream writes it.
+        text = _said(record).encode("utf-8", "backslashreplace").decode()
         told: dict[str, str | int] = {
             key: int(value) if _NUMBER.fullmatch(value) else value
             for key, value in _FIELD.findall(text)

@@ -89,11 +89,13 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    """Bytes, and when something of it changed last: what writes a file may set the time of its
+    contents back, but not this one."""
     try:
         stats = [file.stat() for file in files_of(path)]
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
+    return sum(one.st_size for one in stats), max((one.st_ctime_ns for one in stats), default=0)
 
 
 def _read(cache: Path) -> dict[str, _Known]:

@@ -168,7 +168,7 @@ def _control(
     )
     with (
         serving(folder.path / "control.sock", desk.serve) as where,
-        scaled(lambda: desk.world, local.processes, desk.spec, say=say, revive=revive),
+        scaled(lambda: desk.followed, local.processes, desk.spec, say=say, revive=revive),
     ):
         try:
             yield where

@@ -191,14 +191,16 @@ class Numbers:
         try:
             process = self._fleet.start(self._spec(node.name), append=True)
         except ConfigError:
-            return  # the world ends
+            return  # the world ends, or a rollout has just taken it out
         process.revive = self._revive
         now = self._clock()
         self._known[node.name] = _Known(now, now, process.since)
         self._say(f"{node.name} starts ({_why(node, wanted)})")
 
     def _ask_to_go(self, node: Node, leave: Leave, wanted: Mapping[Key, Wanted]) -> None:
-        process = self._fleet[node.name]
+        process = self._fleet.get(node.name)
+        if process is None:
+            return  # a rollout was quicker
         self._leaving[node.name] = _Leaving(process, self._clock(), offspring(process.pid))
         if leave.heir is None:
             self._say(f"{node.name} stops ({_why(node, wanted)})")

@@ -107,6 +107,8 @@ class TlsDoor:
         return True
 
     def _rest(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._resting = self._loop.call_later(
             REST_S, self._loop.add_reader, self._listener.fileno(), self._accept

@@ -183,11 +183,9 @@ class RouterApp:
         self._reader.take(given, texts)
         self._orders.know({node.name for node in region.nodes})
         self._prefixes.share = PUBLISHED_SHARE / len(given.regions)
-        self.router.cluster.take(region)
-        self.router.dispatcher.split_min_tokens = region.split_min_tokens
+        self.router.take(region)
         self.scaling.take(region)
         self.publisher.touch()
-        self.router.dispatcher.poke()
 
     def _texts_for(self, world: World, region: Region) -> dict[ModelName, TextModel]:
         """Those that are there stay as they are where their source has not changed."""

@@ -31,6 +31,7 @@ class OrderBook:
         self._changed = changed
         self.now = read_orders(path)
         changed(self.now)
+        self.know(nodes)  # who went before the last start has no orders when it comes again
 
     def know(self, nodes: Collection[str]) -> None:
         """Of the region's nodes from now on. Orders hold for those that were known before; who is

@@ -83,8 +83,8 @@ class Router:
         self._limits = limits
         self._reader = reader
         self._metrics = metrics
-        for node in region.nodes:
-            metrics.lost_nodes.labels(node.name)  # a series from the start: its first loss counts
+        self._counted: frozenset[str] = frozenset()
+        self._count(region)
         self._prefixes = prefixes
         self._changed = changed
         self._lives: set[Life] = set()
@@ -237,6 +237,13 @@ class Router:
             for session in self.cluster.silent():
                 self._lose(session, "three heartbeats were missed")
 
+    def take(self, region: Region) -> None:
+        """Go on with what a changed topology says of the region."""
+        self.cluster.take(region)
+        self.dispatcher.split_min_tokens = region.split_min_tokens
+        self._count(region)
+        self.dispatcher.poke()
+
     def joined(self, session: NodeSession) -> None:
         before = self.cluster.find(session.name)
         try:
@@ -305,6 +312,16 @@ class Router:
             log.warning("node %s is lost: %s", session.name, reason)
             self._forget(session, reason)
             self.dispatcher.poke()
+
+    def _count(self, region: Region) -> None:
+        """The losses of its nodes: a series from the start, so that the first one counts; none for
+        who is not among them any more."""
+        names = frozenset(node.name for node in region.nodes)
+        for gone in self._counted - names:
+            self._metrics.lost_nodes.remove(gone)
+        for name in names:
+            self._metrics.lost_nodes.labels(name)
+        self._counted = names
 
     def _count_lost(self, member: Member | None) -> None:
         if member is not None and not member.leaving:

@@ -66,16 +66,9 @@ def spawn() -> Iterator[Spawn]:
                 stream.close()
 
 
-SHARED = ("world", "real")
-"""Fixtures of a whole session that are dear: all tests that take one run in one process."""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the suite (`pytest -n 2`), a file stays together, and so do the
-    users of a dear fixture; whole worlds come first, so that no process ends long after others."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        group = next((name for name in SHARED if name in names), item.path.as_posix())
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Where several processes share the suite (`pytest -n 2`), whole worlds come first, so that no
+    process ends long after others. A file stays together (`--dist loadfile`): what its tests share
+    is started once."""
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("numprocesses", None):
-        items.sort(key=lambda item: "world" not in item.path.parts)
+        items.sort(key=lambda item: "world" not in str(item.path))

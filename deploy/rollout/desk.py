@@ -70,7 +70,8 @@ class Desk:
         """Raises ConfigError."""
         if isinstance(ask, View):
             for name in self._fleet:
-                tell(self._seen(name))
+                if (seen := self._seen(name)) is not None:
+                    tell(seen)
             return
         if not self._turn.acquire(blocking=False):
             raise ConfigError("another rollout is under way in this world")
@@ -84,9 +85,22 @@ class Desk:
         """As it runs now."""
         return self._world
 
+    @property
+    def followed(self) -> World:
+        """The same, with each region as its router knows it: what a rollout of another unit says of
+        it has not come to pass, and nobody can start that."""
+        topology = self._world.topology
+        regions = tuple(
+            self._made[one.name].world.topology.region(one.name) for one in topology.regions
+        )
+        return replace(self._world, topology=structs.replace(topology, regions=regions))
+
     def spec(self, name: str) -> Spec:
-        """How the process `name` has to be started now."""
-        making = self._made[name]
+        """How the process `name` has to be started now. Raises ConfigError for one that a rollout
+        has taken out."""
+        making = self._made.get(name)
+        if making is None:
+            raise ConfigError(f"no process is named {name!r} in this world")
         return self._makings.spec(making.world, name, making.release)
 
     def close(self) -> None:
@@ -192,9 +206,9 @@ class Desk:
             self._fleet.reserved |= names_in(steps)
             try:
                 roll_out(plans, before, stage, say)
+                self._world = world  # whoever follows the numbers is to see it before they are free
             finally:
                 self._fleet.reserved.clear()
-        self._world = world
         self._recorded(world.path)
         return True
 
@@ -272,8 +286,11 @@ class Desk:
             weights=weights,
         )
 
-    def _seen(self, name: str) -> Seen:
-        process, making = self._fleet[name], self._made[name]
+    def _seen(self, name: str) -> Seen | None:
+        """None for one that has gone meanwhile."""
+        process, making = self._fleet.get(name), self._made.get(name)
+        if process is None or making is None:
+            return None
         release: Release = making.release
         code = process.exit_code
         return Seen(

@@ -174,8 +174,8 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
             steps += [Replace((name,), back=True), Ready((name,))]
             if name not in before.resting:
                 steps.append(Rest(kind, name, False))
-        elif name not in before.resting:
-            steps.append(Rest(kind, name, False))
+        else:  # a router that forgot it for a while has forgotten the operator's order too
+            steps.append(Rest(kind, name, name in before.resting))
     steps += [Beside(step.edge, back=True) for step in done if isinstance(step, Beside)]
     if together and region is not None:
         steps.append(Heard(region))

@@ -88,9 +88,11 @@ class LocalStage:
     def _reread(self, router: str, *, back: bool) -> None:
         making = (self._before if back else self._after)[router]
         if self._made[router] is not making:
-            self._asking.tell(router, making.world.path)
-            self._fleet[router].spec = self._makings.spec(making.world, router, making.release)
+            # First: one that does not answer in time may have taken it all the same, and is to be
+            # told of the way back.
             self._made[router] = making
+            self._fleet[router].spec = self._makings.spec(making.world, router, making.release)
+            self._asking.tell(router, making.world.path)
 
     # ------------------------------------------------------------------ processes
 

@@ -314,7 +314,7 @@ class Host:
             root=self._place.root,
             serial=self._serial,
             seat=seat,
-            changed=self._write,
+            changed=self._tell,
         )
 
     def _write(self) -> None:
@@ -323,6 +323,14 @@ class Host:
             for one in self._hosted.values()
             if one.active is not None
         )
+
+    def _tell(self) -> None:
+        """That a Worker rests, or does no more. Where it cannot be told, whoever comes is turned
+        away at the Worker's own socket."""
+        try:
+            self._write()
+        except OSError as error:
+            _log.error("table of Workers unwritten why=%s", error)
 
     def _check(self, bundle: Bundle, tenant: str) -> None:
         served = {

@@ -60,9 +60,13 @@ def write_table(path: Path, entries: Iterable[Entry]) -> None:
     """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    fresh.touch(mode=0o600)
-    fresh.write_bytes(msgspec.json.encode(_File(tuple(entries))))
-    fresh.replace(path)
+    try:
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(_File(tuple(entries))))
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 class Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -13,8 +14,12 @@ from edge.api.exchange import refusal_headers
 from edge.api.openai_render import error_body
 from edge.workers.rest import SAID, Rest
 
+_log = logging.getLogger("skerry.workers")
+
 READ_S = 1.0
 """How long a caller may take to say what it wants."""
+PAUSE_S = 0.5
+"""Where no caller can be accepted."""
 
 
 def resting(name: str, rest: Rest) -> WorkerResting:
@@ -35,18 +40,25 @@ async def turn_away(
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while True:
-                    connection, _ = await loop.sock_accept(listener)
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError as error:  # no room for a socket, or who came has gone
+                        _log.warning("nobody turned away for a moment why=%s", error.strerror)
+                        await asyncio.sleep(PAUSE_S)
+                        continue
                     callers.create_task(_refuse(connection, _answer(why())))
 
 
 async def _refuse(connection: socket.socket, answer: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=connection)
-    with suppress(ConnectionError, TimeoutError, asyncio.LimitOverrunError,
-                  asyncio.IncompleteReadError):  # fmt: skip
-        async with asyncio.timeout(READ_S):
-            await reader.readuntil(b"\r\n\r\n")
-    writer.write(answer)
-    writer.close()
+    try:
+        with suppress(ConnectionError, TimeoutError, asyncio.LimitOverrunError,
+                      asyncio.IncompleteReadError):  # fmt: skip
+            async with asyncio.timeout(READ_S):
+                await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+    finally:
+        writer.close()
 
 
 def _answer(error: RequestError) -> bytes:

@@ -177,6 +177,8 @@ class Unit:
                 await self._start()
             except SkerryError as error:
                 return End(f"it does not start: {error}", "start")
+            except OSError as error:  # a disk that is full, no descriptor left: not its doing
+                return End(f"its machine could not start it: {error.strerror}")
         assert self._process is not None, "it has started"
         end = await self._watched(self._process)
         self._conduct.lived(self._clock() - self._began, answered=self._reader.runs > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 from collections.abc import Iterator
 
@@ -88,6 +89,13 @@ def test_a_line_of_json_has_what_it_says_as_fields(lines: io.StringIO) -> None:
     assert (second["level"], second["at"]) == ("ERROR", "a")
     assert second["message"].startswith("bug at=a b\nid= ValueError at ")
     assert "two" not in second["message"]
+
+
+def test_a_path_that_is_not_utf8_is_no_line_that_is_lost(lines: io.StringIO) -> None:
+    setup("node/eu-1", form="json", stream=lines)
+    logging.getLogger("skerry.x").info("file=%s", os.fsdecode(b"/models/\xff.gguf"))
+    told = msgspec.json.decode(lines.getvalue())
+    assert told["file"] == "/models/\\udcff.gguf"
 
 
 def test_a_topology_says_how_logs_are_written() -> None:

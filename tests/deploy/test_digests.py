@@ -60,6 +60,21 @@ def test_another_file_than_the_topology_names_is_refused(tmp_path: Path) -> None
         check_digests(good, said.append)
 
 
+def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path: Path) -> None:
+    """As `cp -p` and `rsync -t` leave it."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"one")
+    stat = file.stat()
+    good = world(tmp_path, file, digest_of(file))
+    check_digests(good, lambda _: None)
+    other = tmp_path / "other"
+    other.write_bytes(b"two")
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(file)
+    with pytest.raises(ConfigError, match="is not what the topology names"):
+        check_digests(good, lambda _: None)
+
+
 def test_a_digest_has_one_form(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="digest"):
         world(tmp_path, tmp_path / "model.gguf", "sha256:abc")

@@ -30,3 +30,14 @@ def test_a_node_that_comes_again_has_no_orders(tmp_path: Path) -> None:
     book.know(["a"])
     book.know(["a", "b"])
     assert said[-1] == book.now == read_orders(file) == Orders(nodes=("a",), weight=7)
+
+
+def test_a_node_that_comes_again_has_none_either_where_the_router_began_anew(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "orders.json"
+    OrderBook(file, ["a", "b"], changed=lambda _: None).take(OrderAsk(nodes={"a": True, "b": True}))
+    OrderBook(file, ["a"], changed=lambda _: None)
+    said: list[Orders] = []
+    OrderBook(file, ["a", "b"], changed=said.append)
+    assert said[-1] == read_orders(file) == Orders(nodes=("a",))

@@ -191,6 +191,10 @@ def test_a_node_that_goes_ends_what_it_has_before_the_router_forgets_it() -> Non
     assert way_back(steps[:3], standing(world)) == (
         Reread("eu", back=True), Rest(Kind.NODE, "eu-b", False),
     )  # fmt: skip
+    resting = standing(world, resting=frozenset({"eu-b"}))
+    assert way_back(steps, resting) == (
+        Reread("eu", back=True), Start("eu-b"), Ready(("eu-b",)), Rest(Kind.NODE, "eu-b", True),
+    ), "a router that forgot a node has forgotten the operator's order as well"  # fmt: skip
 
 
 def test_a_node_of_another_name_comes_before_the_first_one_goes() -> None:

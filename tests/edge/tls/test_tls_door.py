@@ -72,6 +72,23 @@ async def test_without_room_it_rests_and_goes_on(
         await asyncio.open_connection("127.0.0.1", port)
 
 
+async def test_closed_while_it_rests_it_stays_closed(pair: tuple[bytes, ssl.SSLContext]) -> None:
+    _, context = pair
+    listener = Full(socket.AF_INET)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    number = listener.fileno()
+    door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
+    door.take_in()  # no room: it rests
+    listener.refused = 0
+    door.take_in()  # the same once more
+    door.close()
+    with socket.create_server(("127.0.0.1", 0)) as next_one:
+        assert next_one.fileno() == number, "descriptors are used again"
+        await asyncio.sleep(REST_S * 1.2)
+        assert not asyncio.get_running_loop().remove_reader(number), "nobody listens for us there"
+
+
 async def test_who_waits_in_the_queue_is_taken_in_before_it_closes(
     pair: tuple[bytes, ssl.SSLContext],
 ) -> None:

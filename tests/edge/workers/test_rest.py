@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import signal
+import socket
 import time
 from pathlib import Path
 
@@ -11,9 +15,14 @@ import aiohttp
 import pytest
 
 from core.config_workers import Workers
+from core.errors import WorkerResting
+from edge.workers.bundle import Bundle
 from edge.workers.crons import trigger
 from edge.workers.rest import Conduct, Rest, Rests
+from edge.workers.runtime import Launch, Seat
 from edge.workers.table import Table
+from edge.workers.turning_away import turn_away
+from tests.edge.workers.doubles import Words
 from tests.edge.workers.test_host import ask, folder, hosting, serve, up
 
 __all__ = ["folder"]
@@ -110,3 +119,78 @@ async def test_what_is_deployed_begins_anew(folder: Path) -> None:
         await serve(host, "two")
         assert host.row("w").rests_s == 0.0
         assert await ask(table) == "two -"
+
+
+class Crowded(socket.socket):
+    """A listener in a process that has no descriptor left for the first who comes."""
+
+    refusals = 1
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+async def test_no_room_for_a_caller_ends_no_rest(folder: Path) -> None:
+    with Crowded(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "w.sock"))
+        listener.listen()
+        listener.setblocking(False)
+        away = asyncio.create_task(turn_away(listener, 30.0, lambda: WorkerResting("it rests")))
+        reader, writer = await asyncio.open_unix_connection(str(folder / "w.sock"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 503")
+        writer.close()
+        away.cancel()
+        await asyncio.wait({away})
+        assert away.cancelled()
+
+
+async def test_a_table_that_cannot_be_written_ends_no_worker(folder: Path) -> None:
+    async with hosting(folder, Workers(turn_s=0.3, rest_s=0.5)) as (host, table):
+        await serve(host, "one")
+        await end(table)
+        await up(host)
+        place = folder / "table.json"
+        kept = folder / "kept"
+        place.rename(kept)
+        place.mkdir()  # in its way: no file takes its place
+        await end(table)
+        async with asyncio.timeout(10):
+            while not host.row("w").rests_for:
+                await asyncio.sleep(0.01)
+            while host.row("w").rests_for:
+                await asyncio.sleep(0.01)
+        place.rmdir()
+        kept.rename(place)
+        async with asyncio.timeout(10):
+            assert await ask(table) == "one -"
+        assert [one.name for one in folder.glob("table.json*")] == ["table.json"]
+
+
+async def test_a_machine_that_is_full_for_a_moment_ends_no_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hosting(folder, Workers(turn_s=0.3)) as (host, table):
+        await serve(host, "one")
+        inner, tries = Words.prepare, 0
+
+        async def prepare(self: Words, seat: Seat, bundle: Bundle) -> Launch:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return await inner(self, seat, bundle)
+
+        monkeypatch.setattr(Words, "prepare", prepare)
+        pid = host.row("w").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await up(host, wanted=False)
+        async with asyncio.timeout(10):
+            assert await ask(table) == "one -"
+        assert tries == 2
+        assert host.row("w").rests_for == "", "no fault of its own"
