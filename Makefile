@@ -4,7 +4,7 @@ PY ?= python3
 PYTHON := .venv/bin/python
 TOPOLOGY ?= two-regions
 # A file stays in one process of these.
-SHARED ?= -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+SHARED ?= -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo up test soak load scenarios bench-load bench-admission bench-cold bench-engine bench-text bench-edge bench-kv bench-region bench-routing bench-sharding bench-workers bench-peers bench-kernels check format proto doctor setup clean

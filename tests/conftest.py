@@ -66,6 +66,11 @@ def spawn() -> Iterator[Spawn]:
                 stream.close()
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: whole worlds wait for each other most of their time."""
+    return min(4, (os.cpu_count() or 1) + 1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes share the suite (`pytest -n 2`), whole worlds come first, so that no
     process ends long after others. A file stays together (`--dist loadfile`): what its tests share
