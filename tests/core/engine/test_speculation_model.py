@@ -90,5 +90,5 @@ def test_texts_are_those_of_each_alone(loaded: tuple[TorchRunner, LoadedModel]) 
         dice = random.Random(depth)
         texts, stats = play(loaded, list(SPECS), depth=depth, knowing=Knowing(alone, dice))
         assert texts == alone
-        assert stats.accepted_tokens > 20
+        assert stats.accepted_tokens > 10
         assert stats.drafted_tokens > stats.accepted_tokens
