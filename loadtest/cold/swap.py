@@ -22,7 +22,7 @@ from loadtest.kv.restart import Told, World, world
 TURN_S = 1.0
 BEYOND_S = (0.7, 1.0)
 """Target and floor."""
-LONG, LEAST_S = 400, 1.0
+LONG, LEAST_S = 1200, 1.0
 """Tokens of the answer that is swapped after, and how long it has to go on for that."""
 NODES = {"first": "home-1", "second": "home-2"}
 _TOPOLOGY = f"""
