@@ -30,6 +30,7 @@ from edge.workers.host import Host
 from edge.workers.hosted import Place
 from edge.workers.kv_http import store_app
 from edge.workers.kv_store import KvStore
+from edge.workers.pacer import Pacer
 from edge.workers.python.egress import open_egress
 from edge.workers.python.runtime import PythonRuntime
 from edge.workers.register import Register
@@ -88,12 +89,14 @@ async def _serve(world: World, name: str, options: argparse.Namespace) -> None:
             "javascript": Workerd(),
             "python": PythonRuntime(egress, trusted=topology.workers.trusted),
         }
+        pacer = Pacer()
         host = Host(
             place=Place(root=root, edge=options.edge, store=root / "store"),
             register=Register(root, table, topology.workers),
             limits=topology.workers,
             shelf=Shelf(table.parent),
             runtimes=runtimes,
+            pacer=pacer,
         )
         tenants = {*topology.tenants}
         if topology.access.anonymous != "never":
@@ -110,7 +113,7 @@ async def _serve(world: World, name: str, options: argparse.Namespace) -> None:
             raise ConfigError(f"the edge {name!r} has no admin address")
         app = admin_app(host, page, frozenset(tenants), world.secret("admin"))
         async with asyncio.TaskGroup() as tasks, _listening(store_app(store, host), root / "store"):
-            helpers = [tasks.create_task(_sweeping(store))]
+            helpers = [tasks.create_task(_sweeping(store)), tasks.create_task(pacer.run())]
             await host.open()
             try:
                 if topology.edges[0].name == name:

@@ -23,6 +23,7 @@ from edge.workers.cron import Cron, read_cron
 from edge.workers.hosted import Hosted, Place
 from edge.workers.kv_store import Space
 from edge.workers.logs import LogBook
+from edge.workers.pacer import Pacer
 from edge.workers.register import Register, Served, check_settings
 from edge.workers.runtime import AI_CACHE, Runtime, Seat
 from edge.workers.shelf import Card, Deployment, Shelf
@@ -40,6 +41,7 @@ class Host:
         limits: Workers,
         shelf: Shelf,
         runtimes: Mapping[str, Runtime],
+        pacer: Pacer,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._place = place
@@ -47,6 +49,7 @@ class Host:
         self._limits = limits
         self._shelf = shelf
         self._runtimes = runtimes
+        self._pacer = pacer
         self._clock = clock
         self._hosted: dict[str, Hosted] = {}
         self._serial = 0
@@ -314,6 +317,7 @@ class Host:
             root=self._place.root,
             serial=self._serial,
             seat=seat,
+            pacer=self._pacer,
             changed=self._tell,
         )
 

@@ -55,10 +55,17 @@ class Process:
         self._samples = 0
         self._usual = 0
         """Its priority when nothing is wrong."""
+        self.halted_s = 0.0
+        """For how long whoever paces it has kept it from computing."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def worker_pid(self) -> int:
+        """Of the process that runs the Worker, once it is up."""
+        return int(self._tree[-1].pid)
 
     async def start(self, listener: int, limits: Workers, clock: Callable[[], float]) -> Sample:
         """Returns what it takes while it is empty. Raises WorkerRefused with what it said."""
@@ -133,7 +140,7 @@ class Process:
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
                 memory += process.memory_info().rss
-        return Sample(now, cpu_s, memory / 1e6, answered, self._others())
+        return Sample(now, cpu_s + self.halted_s, memory / 1e6, answered, self._others())
 
     def _others(self) -> int:
         """Processes below ours that are none of the tree. To find them takes a look at all of the

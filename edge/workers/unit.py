@@ -22,6 +22,7 @@ from core.pauses import Pauses
 from edge.workers.bundle import Bundle
 from edge.workers.logs import LogBook
 from edge.workers.output import Reader
+from edge.workers.pacer import Pacer
 from edge.workers.process import START_S, Process
 from edge.workers.rest import Cause, Conduct, Rest, Rests
 from edge.workers.runtime import Runtime, Seat
@@ -53,6 +54,7 @@ class Unit:
         root: Path,
         serial: int,
         seat: SeatMaker,
+        pacer: Pacer,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +71,7 @@ class Unit:
         self._folder = root / f"u{serial}"
         self._control = root / f"c{serial}.sock"
         self._seat = seat
+        self._pacer = pacer
         self._changed = changed
         self._clock = clock
         self._conduct = Conduct(Rests(most_s=limits.rest_s))
@@ -201,6 +204,7 @@ class Unit:
     async def _watched(self, process: Process) -> End | None:
         """Until it has ended. Why it did; None where nobody needed it any more."""
         turn_ms = self.bundle.settings.turn_ms
+        self._pacer.join(process)
         watch = Watch(self._limits, self._empty, None if turn_ms is None else turn_ms / 1000)
         ended = asyncio.create_task(process.ended())
         try:
@@ -217,11 +221,12 @@ class Unit:
                 elif isinstance(verdict, End):
                     await process.end(0.0)
                     return verdict
-                elif self._idle():
+                elif sample.answered and self._idle():  # who holds its thread is asked for
                     await process.end(GRACE_S)
                     return None
             return await ended
         finally:
+            self._pacer.leave(process)
             ended.cancel()
 
     def _idle(self) -> bool:

@@ -20,7 +20,8 @@ HANGS_FACTOR = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`answered`: whether it answered its host just now. CPU time since its start. `others`:
+    """`answered`: whether it answered its host just now. `cpu_s`: CPU time since its start, and the
+    time for which it was kept from computing while it held its thread. `others`:
     processes that it started, as far as was looked."""
 
     now: float

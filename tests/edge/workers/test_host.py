@@ -20,6 +20,7 @@ from edge.workers.crons import Timers, trigger
 from edge.workers.host import Host
 from edge.workers.hosted import Place
 from edge.workers.kv_store import Space
+from edge.workers.pacer import Pacer
 from edge.workers.register import Register
 from edge.workers.shelf import Shelf
 from edge.workers.table import Table
@@ -39,6 +40,7 @@ async def hosting(folder: Path, limits: Workers = LIMITS) -> AsyncIterator[tuple
         limits=limits,
         shelf=Shelf(shelf),
         runtimes={"javascript": Words()},
+        pacer=Pacer(),
     )
     await host.open()
     try:
@@ -191,6 +193,16 @@ async def test_a_process_that_ends_or_loops_is_started_by_the_next_request(folde
         assert said == ["asked for /", "asked for /"]
         runs = [line.run for line in host.book("w").last(100) if line.run is not None]
         assert [(run.method, run.url, run.status) for run in runs] == [("GET", "/", 200)] * 2
+
+
+async def test_who_loops_is_not_taken_for_idle(folder: Path) -> None:
+    async with hosting(folder, Workers(turn_s=0.5, idle_s=0.1)) as (host, table):
+        await serve(host, "one")
+        with pytest.raises(aiohttp.ClientError):
+            await ask(table, "/loop")
+        await up(host, wanted=False)
+        told = [line.message for line in host.book("w").last(100) if line.level == "host"]
+        assert "held its thread for" in told[-1]
 
 
 async def test_a_worker_that_nobody_asks_sleeps(folder: Path) -> None:

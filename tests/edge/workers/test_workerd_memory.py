@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from edge.workers import tools
 from edge.workers.bundle import Bundle, Module, Settings
 from edge.workers.logs import LogBook
+from edge.workers.pacer import Pacer
 from edge.workers.runtime import Seat
 from edge.workers.unit import Unit
 from edge.workers.workerd import Workerd
@@ -63,7 +64,7 @@ async def test_a_good_worker_does_not_fill_its_memory(
     unit = Unit(
         version="v", bundle=Bundle(settings=settings, modules=(Module("worker.js", "esm", WELL),)),
         runtime=Workerd(), book=LogBook(), limits=limits, root=root, serial=1, seat=seat,
-        changed=lambda: None,
+        changed=lambda: None, pacer=Pacer(),
     )  # fmt: skip
     await unit.start()
     try:

@@ -19,6 +19,7 @@ from edge.workers.bundle import Bundle, Kv, Module, Service, Settings
 from edge.workers.kv_http import store_app
 from edge.workers.kv_store import KvStore, Space
 from edge.workers.logs import Line, LogBook
+from edge.workers.pacer import Pacer
 from edge.workers.python.egress import open_egress
 from edge.workers.python.runtime import PythonRuntime
 from edge.workers.runtime import Seat
@@ -117,6 +118,7 @@ async def running(
                 serial=1,
                 seat=seat,
                 changed=lambda: None,
+                pacer=Pacer(),
             )
             try:
                 await unit.start()

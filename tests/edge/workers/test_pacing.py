@@ -1,0 +1,151 @@
+"""Who holds its thread on a crowded machine computes by slices, and is given back whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from edge.workers.pacer import Pacer
+from edge.workers.pacing import HOLDS_S, Hold, Look, Room
+
+LOOPS = "while True: pass"
+WAITS = """
+import time
+while True:
+    end = time.perf_counter() + 0.01
+    while time.perf_counter() < end: pass
+    time.sleep(0.001)
+"""
+
+
+class Roomy(Room):
+    def crowded(self, holding: int) -> bool:
+        return False
+
+
+CROWDED, ROOMY = Room(1), Roomy(1)
+"""One core is too few for a loop and anybody else."""
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Workers are paced on Linux only")
+
+
+def test_holding_is_computing_without_waiting() -> None:
+    hold = Hold(Look(0.0, 0.0, 7))
+    asked = 0
+
+    def waits(count: int) -> int:
+        nonlocal asked
+        asked += 1
+        return count
+
+    for turn in (1, 2, 3):  # half of a core, as beside others
+        hold.see(0.02 * turn, 0.01 * turn, lambda: waits(7))
+    assert hold.holds
+    hold.see(0.08, 0.04, lambda: waits(8))
+    assert (hold.held_s, hold.holds) == (0.0, False), "it waited for something"
+    hold.see(0.10, 0.05, lambda: waits(8))
+    assert 0 < hold.held_s < HOLDS_S
+    hold.see(0.12, 0.051, lambda: waits(8))
+    assert hold.held_s == 0.0, "it hardly computed"
+    assert asked == 5, "and was not asked for it"
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "holding", "crowded"),
+    [
+        (2, 0.0, 1, False),
+        (2, 1.0, 1, True),
+        (16, 8.0, 1, False),
+        (16, 8.0, 5, True),
+        (16, 15.0, 1, True),
+        (1, 0.0, 1, True),
+    ],
+)
+def test_a_crowd_is_what_leaves_the_others_too_little(
+    cores: int, others: float, holding: int, crowded: bool
+) -> None:
+    room = Room(cores)
+    for _ in range(30):  # whoever holds a thread is not one of the others
+        room.see(1.0, cores - others - min(0.5, cores - others), min(0.5, cores - others))
+    assert room.crowded(holding) is crowded
+
+
+class Child:
+    def __init__(self, code: str) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", code])
+        self.worker_pid = self.process.pid
+        self.halted_s = 0.0
+
+    def state(self) -> tuple[str, int]:
+        return psutil.Process(self.worker_pid).status(), os.sched_getscheduler(self.worker_pid)
+
+
+@contextmanager
+def child(code: str) -> Iterator[Child]:
+    one = Child(code)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait()
+
+
+async def paced(pacer: Pacer, one: Child, seconds: float) -> None:
+    running = asyncio.create_task(pacer.run())
+    pacer.join(one)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        pacer.leave(one)
+        pacer.leave(one)
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@linux
+async def test_a_loop_on_a_crowded_machine_gets_slices() -> None:
+    with child(LOOPS) as loop:
+        await paced(Pacer(CROWDED), loop, 1.5)
+        assert loop.halted_s > 0.5
+        status, policy = loop.state()
+        assert status != psutil.STATUS_STOPPED
+        assert policy == os.SCHED_OTHER
+        before = psutil.Process(loop.worker_pid).cpu_times().user
+        await asyncio.sleep(0.3)
+        assert psutil.Process(loop.worker_pid).cpu_times().user > before, "it goes on"
+
+
+@linux
+@pytest.mark.parametrize(("code", "room"), [(LOOPS, ROOMY), (WAITS, CROWDED)])
+async def test_nobody_else_is_halted(code: str, room: Room) -> None:
+    with child(code) as one:
+        await asyncio.sleep(0.3)  # the interpreter's start holds its thread
+        await paced(Pacer(room), one, 0.7)
+        assert one.halted_s == 0.0
+
+
+@linux
+async def test_who_ends_while_it_is_paced_disturbs_nobody() -> None:
+    pacer = Pacer(CROWDED)
+    with child(LOOPS) as first, child(LOOPS) as second:
+        running = asyncio.create_task(pacer.run())
+        for one in (first, second):
+            pacer.join(one)
+        await asyncio.sleep(0.3)
+        first.process.kill()
+        first.process.wait()
+        before = second.halted_s
+        await asyncio.sleep(0.5)
+        assert second.halted_s > before
+        assert not running.done()
+        pacer.join(first)  # it is gone
+        for one in (first, second):
+            pacer.leave(one)
+        running.cancel()
+        await asyncio.wait({running})
