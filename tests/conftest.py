@@ -10,6 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("skerry", deadline=None)  # an example's time is its neighbours' affair
+settings.load_profile("skerry")
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 """Read when triton is imported, which transformers does too. 0: kernels run on the GPU."""

@@ -143,6 +143,7 @@ _ALWAYS = (
     "KillMode=mixed",  # the first process takes leave in order, and has what it started do so too
     f"LimitNOFILE={FILES}",
     "LimitMEMLOCK=infinity",
+    "LimitNICE=+0",  # what an edge lowers of its Workers, it may raise again
     "UMask=0077",
     "NoNewPrivileges=yes",
     "LockPersonality=yes",
