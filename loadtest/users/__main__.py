@@ -11,7 +11,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.users.running import LAPTOP, LOCUSTFILE, ROOT, Failed, Running, environment, world
+from loadtest.users.running import (
+    LAPTOP,
+    LOCUSTFILE,
+    ROOT,
+    Failed,
+    Running,
+    environment,
+    needs_locust,
+    world,
+)
 from loadtest.users.shapes import SHAPES
 
 OUT = ROOT / "build" / "load"
@@ -23,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     OUT.mkdir(parents=True, exist_ok=True)
     try:
+        needs_locust()
         if options.edges:
             if options.worker:
                 raise Failed("--worker needs a world of this command's own; give --chat-worker URL")

@@ -24,6 +24,7 @@ import gevent
 import msgspec
 from locust import LoadTestShape, User, events, task
 from locust.env import Environment
+from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.users import prompts, report
@@ -74,7 +75,8 @@ class Shape(LoadTestShape):
         if (all_s and now_s > all_s) or (options.until and Path(options.until).exists()):
             return None
         users = SHAPES[options.shape](now_s, all_s or 600.0, int(options.num_users or 1))
-        return users, float(max(users, options.spawn_rate or 1))
+        at_once = max(users, self.get_current_user_count(), options.spawn_rate or 1)
+        return users, float(at_once)  # a crowd also leaves from one second to the next
 
 
 class Client(User):
@@ -92,6 +94,7 @@ class Client(User):
         self.random = random.Random(f"{self.options.seed}-{place}-{self.number}")
         edges = _edges(environment)
         self.asker = self.client_of(edges[(self.number + place) % len(edges)])
+        self.leaving = False
 
     def client_of(self, edge: str) -> Asker:
         return Asker(edge, self.options.key, began=BEGAN)
@@ -99,10 +102,18 @@ class Client(User):
     def on_stop(self) -> None:
         self.asker.close()
 
+    def stop(self, force: bool = False) -> bool:
+        """What it has asked for is still read to its end; it asks for nothing more."""
+        self.leaving = True
+        stopped: bool = super().stop(force)
+        return stopped
+
     def pause(self) -> float:
-        """Think; returns when the next request is due."""
+        """Think; returns when the next request is due. Raises StopUser."""
         due = time.perf_counter() + self.random.expovariate(1 / max(0.01, self.options.think))
         gevent.sleep(max(0.0, due - time.perf_counter()))
+        if self.leaving:
+            raise StopUser
         return due
 
     def chat(self, kind: str, messages: list[dict[str, Any]], due: float, **more: Any) -> str:

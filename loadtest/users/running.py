@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -106,6 +107,12 @@ class Told(msgspec.Struct):
     began: float
     seconds: float
     answers: list[Answer]
+
+
+def needs_locust() -> None:
+    """Raises Failed where it is not installed."""
+    if importlib.util.find_spec("locust") is None:
+        raise Failed("Locust is not installed here: `make load` and `make scenarios` install it")
 
 
 @contextmanager

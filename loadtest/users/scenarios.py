@@ -21,7 +21,7 @@ import httpx
 
 from loadtest.users import cold, rolling
 from loadtest.users.answers import Answer, lines
-from loadtest.users.running import LAPTOP, Failed, locust, shipped, told_in, world
+from loadtest.users.running import LAPTOP, Failed, locust, needs_locust, shipped, told_in, world
 from loadtest.users.verdicts import Check, region_loss, spike
 
 LIMITS = "\n[limits]\nqueue = 4\nhold = 4\nhold_s = 2.0\n"
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"there is no scenario {name!r}: {', '.join(SCENARIOS)}")
         print(f"== {name}", flush=True)
         try:
+            needs_locust()
             checks = SCENARIOS[name](options.seconds)
         except Failed as failure:
             print(failure, file=sys.stderr)

@@ -13,7 +13,7 @@ from threading import Timer
 
 import pytest
 
-from loadtest.users.running import LOCUSTFILE, ROOT
+from loadtest.users.running import LOCUSTFILE, ROOT, told_in
 from loadtest.users.stream import Asker
 from tests.loadtest.users.doubles import GAP_S, server
 
@@ -106,3 +106,19 @@ def test_locust_plays_the_mix_and_a_trace(address: str, tmp_path: Path) -> None:
     assert replay.returncode == 1, "the service level cannot have been kept"
     told = json.loads(out.read_text())["answers"]
     assert [one[0] for one in told] == ["replay"] * 4
+
+
+def test_a_crowd_leaves_as_quickly_as_it_came(address: str, tmp_path: Path) -> None:
+    out = tmp_path / "answers.json"
+    command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless",
+               "--only-summary", "--host", address, "--answers", str(out), "--shape", "spike",
+               "--run-time", "5s", "--users", "2", "--think", "0.2",
+               "--stop-timeout", "20"]  # fmt: skip
+    subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    moments = [answer.at_s for answer in told_in(out).answers]
+    crowd = sum(2.2 <= at < 3.0 for at in moments)
+    after = sum(4.2 <= at < 5.0 for at in moments)  # its last streams have ended
+    assert crowd > 4 * after > 0
