@@ -26,6 +26,7 @@ QUEUE_PRIORITY = 100
 KEEP_S = 24 * 3600.0
 """How long results are kept once a batch is done, and how long a request may be queued."""
 NONCE_BYTES = 16
+QUEUE_PATH = "/internal/v1/queue"
 _MAC_BYTES = 12
 _ID = re.compile(r"([a-z0-9][a-z0-9-]{0,62})\.([0-9a-f]{32})\.([0-9a-f]{24})")
 
@@ -92,6 +93,15 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written", tag_fiel
     them that were owed until now, so that what follows from it is done once."""
 
     request_ids: tuple[str, ...] = ()
+
+
+class QueueLeft(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /internal/v1/queue`, as JSON: what a router still has. `waiting`: requests without an
+    answer; `owed`: usage that no ledger has; `kept`: batches that may be asked for."""
+
+    waiting: int = 0
+    owed: int = 0
+    kept: int = 0
 
 
 QueueReply = BatchState | OwedPage | Written | Fault

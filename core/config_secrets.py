@@ -1,6 +1,7 @@
 """Secrets behind the references of a topology: `file:PATH` or `env:NAME`.
 
-A file is relative to the state folder and made at first use, readable by us only. A variable must
+A file is relative to the state folder and made at first use, readable by us only; one that others
+can read is spoken of (`core.private_files`). A variable must
 be set for every process that needs the secret; it is never made. Either way a secret is at least
 16 characters of printable ASCII, since it travels in headers.
 """
@@ -12,6 +13,7 @@ import secrets
 from pathlib import Path
 
 from core.errors import ConfigError
+from core.private_files import warn_if_shared
 
 
 def split_reference(which: str, reference: str) -> tuple[str, str]:
@@ -47,7 +49,12 @@ def _from_file(path: Path) -> bytes:
             pass
         finally:
             fresh.unlink()
-    return _fit(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    warn_if_shared(path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return _fit(text, str(path))
 
 
 def _fit(text: str, where: str) -> bytes:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from core.errors import InternalError
 
 _log = logging.getLogger("skerry.orders")
 
@@ -23,24 +26,28 @@ MOST_WEIGHT = 10_000
 
 
 class TopologyAsk(msgspec.Struct, frozen=True):
-    """To a router: go on with the topology in this file, on its own machine."""
+    """To a router: go on with the topology in this file, on its own machine. It reads none but
+    those that lie beside the one that it was started with."""
 
     path: str
 
 
 class OrderAsk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is to change; what is None stays. `nodes`: by name, whether it rests. `weight` 0 is the
-    topology's own again."""
+    topology's own again. `leaving`: with `resting`, see `Orders`."""
 
     resting: bool | None = None
+    leaving: bool = False
     nodes: dict[str, bool] = {}
     weight: Annotated[int, msgspec.Meta(ge=0, le=MOST_WEIGHT)] | None = None
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What holds now. What rests gets nothing new and ends what it has."""
+    """What holds now. What rests gets nothing new and ends what it has; a region that is `leaving`
+    also what is queued in it, which else waits until it rests no more."""
 
     resting: bool = False
+    leaving: bool = False
     nodes: tuple[str, ...] = ()
     weight: int = 0
 
@@ -49,6 +56,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         nodes |= {name for name, rests in ask.nodes.items() if rests}
         return Orders(
             resting=self.resting if ask.resting is None else ask.resting,
+            leaving=self.leaving if ask.resting is None else ask.resting and ask.leaving,
             nodes=tuple(sorted(nodes)),
             weight=self.weight if ask.weight is None else ask.weight,
         )
@@ -71,6 +79,12 @@ def read_orders(path: Path) -> Orders:
 
 
 def write_orders(path: Path, orders: Orders) -> None:
+    """All or nothing. Raises InternalError with the reason, such as a disk that is full."""
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(orders))
-    os.replace(fresh, path)
+    try:
+        fresh.write_bytes(msgspec.json.encode(orders))
+        os.replace(fresh, path)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        raise InternalError(f"orders cannot be kept in {path}: {error.strerror}") from error

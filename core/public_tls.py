@@ -12,21 +12,22 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from core.config import World
 from core.errors import ConfigError
-from core.pins import EdgeFiles, believing, certificates_in, files_of
+from core.pins import OVERLAP_S, EdgeFiles, believing, certificates_in, files_of
+from core.private_files import warn_if_shared
 
 _log = logging.getLogger("skerry.tls")
 
 EVERY_S = 2.0
 """Between two looks at the files."""
 KEPT = 3
-"""Certificates that are left for `Pins`."""
+"""Certificates that are left for `Pins` at most, however often they are renewed."""
 SOON_S = 14 * 86400
 """What renews certificates has usually done so long before."""
 
@@ -53,8 +54,11 @@ class PublicCertificate:
         self._stamp = _stamp(files)
         self._complaint = ""
         self._standing: Standing = "good"
+        warn_if_shared(files.key)
         self._pair = _load(files)
         self._leave(self._pair.leaf)
+        self._since = clock()
+        self._alone = False
         _log.info(
             "https certificate=%s names=%s days_left=%.0f",
             files.certificate, ",".join(self._pair.names), self.left_s / 86400,
@@ -74,6 +78,7 @@ class PublicCertificate:
         """Whether another pair was taken up. One that does not serve is looked at again each time,
         and spoken of once for each reason."""
         self._say_standing()
+        self._forget()
         before = _stamp(self._files)
         if before == self._stamp and not self._complaint:
             return False
@@ -92,6 +97,7 @@ class PublicCertificate:
         was, self._complaint = self._complaint, ""
         self._stamp, self._pair = before, pair
         if new:
+            self._since, self._alone = self._clock(), False
             _log.info("https certificate taken up days_left=%.0f", self.left_s / 86400)
         elif was:
             _log.info("the files serve again, with the https certificate that is shown")
@@ -113,12 +119,26 @@ class PublicCertificate:
             if before[:1] == [leaf]:
                 return
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            fresh = path.with_name(f".{path.name}.{os.getpid()}")
-            kept = [leaf, *(one for one in before if one != leaf)][:KEPT]
-            fresh.write_text("".join(f"{one}\n" for one in kept), encoding="ascii")
-            os.replace(fresh, path)
+            self._write([leaf, *(one for one in before if one != leaf)][:KEPT])
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+    def _forget(self) -> None:
+        """What was shown before is left no longer, once every process of the edge has looked. If a
+        newer one than ours is there, that is for whoever left it."""
+        if self._alone or self._clock() - self._since < OVERLAP_S:
+            return
+        with contextlib.suppress(OSError):  # the next look finds it again
+            left = certificates_in(self._files.shown.read_bytes())
+            if left[:1] == [self._pair.leaf]:
+                self._write(left[:1])
+                self._alone = True
+
+    def _write(self, kept: Sequence[str]) -> None:
+        path = self._files.shown
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text("".join(f"{one}\n" for one in kept), encoding="ascii")
+        os.replace(fresh, path)
 
     def _say_standing(self) -> None:
         left_s = self.left_s

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from core.config import World
 from core.errors import ConfigError
+from core.private_files import warn_if_shared
 
 EVERY_S = 5.0
 """Between two looks at the files."""
@@ -49,6 +50,7 @@ class Credentials:
         self.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for context in (self.server, self.client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
+        warn_if_shared(files.key)
         self._seen = self._stamp()
         self._load()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from core.address import split_address
 from core.config import EdgeTls, Topology, World
 from core.errors import ConfigError
+from core.private_files import warn_if_shared
+from core.tls import EVERY_S
 from deploy.inside import OPERATOR
 
 CA = "ca"
 CA_DAYS = 3650
 SKEW = datetime.timedelta(minutes=5)
 """Clocks of machines differ."""
+READ_S = 2.0
+"""For a look at the files that comes late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,22 @@ def init(world: World, days: int, say: Callable[[str], None]) -> None:
         say("not used yet: the topology has to say [tls] inside = true")
 
 
-def rotate(world: World, days: int, say: Callable[[str], None], *, authority: bool) -> None:
+def rotate(
+    world: World,
+    days: int,
+    say: Callable[[str], None],
+    *,
+    authority: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """New certificates for all; running processes take them up within seconds and no connection
     breaks. `authority`: only a new authority, believed beside the old one from now on; certificates
-    are of the new one from the next rotation. Raises ConfigError."""
+    are of the new one from the next rotation, which waits until the processes of this machine have
+    had the time to read it. Raises ConfigError."""
     folder = folder_of(world)
     if not (folder / f"{CA}.key").exists():
         raise ConfigError(f"{folder} has no authority's key; `skerry certs init` makes one")
+    warn_if_shared(folder / f"{CA}.key")
     if authority:
         old = (folder / f"{CA}.crt").read_bytes().split(_END)[0] + _END + b"\n"
         _make_authority(folder, world.topology.name, also=old)
@@ -76,9 +90,21 @@ def rotate(world: World, days: int, say: Callable[[str], None], *, authority: bo
             "file, `skerry certs rotate` makes certificates of the new one"
         )
         return
+    left_s = _unread_s(folder / f"{CA}.crt")
+    if left_s > 0:
+        say(f"waiting {left_s:.0f} s, until every process has read the new authority")
+        sleep(left_s)
     for name, hosts in processes(world.topology):
         _make(folder, name, hosts, days)
         say(f"{name}: new, for {days} days")
+
+
+def _unread_s(authorities: Path) -> float:
+    """For how long some process of this machine may still not know the newer of two authorities:
+    until then it would refuse who shows a certificate of it."""
+    if authorities.read_bytes().count(_END) < 2:
+        return 0.0
+    return max(0.0, authorities.stat().st_mtime + EVERY_S + READ_S - time.time())
 
 
 def public(

@@ -49,7 +49,7 @@ def diff(
     """
     from core.config import load, parse, read
     from deploy.state import running_topology
-    from deploy.topology_diff import as_it_would_run, changes, rereads, restarts
+    from deploy.topology_diff import as_it_would_run, changes, departing, rereads, restarts
 
     given = load(topology_file(old if new is None else new), state=Path(".skerry"))
     file = running_topology(state) if new is None else topology_file(old)
@@ -62,9 +62,15 @@ def diff(
     print("\n".join(map(str, found)))
     again = restarts(found, after)
     told = [name for name in rereads(found, after) if name not in again]
+    fresh, gone = departing(after, before), departing(before, after)
+    again = [name for name in again if name not in fresh]
     print(f"\nto be started again: {', '.join(again) or 'nobody'}")
     if told:
         print(f"to be told while they run: the routers of {', '.join(told)}")
+    if fresh:
+        print(f"to be started: {', '.join(fresh)}")
+    if gone:
+        print(f"to be drained and stopped: {', '.join(gone)}")
     raise typer.Exit(1)
 
 

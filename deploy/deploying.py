@@ -21,7 +21,13 @@ class Target(StrEnum):
 
 
 def deploy(
-    unit: Annotated[str, typer.Argument(help="An edge or a region of the topology.")],
+    unit: Annotated[
+        str,
+        typer.Argument(
+            help="An edge or a region of the topology; local: also one that runs and is not in it "
+            "any more."
+        ),
+    ],
     topology: AnyTopologyOption = None,
     target: Annotated[
         Target,
@@ -73,7 +79,8 @@ def deploy(
 
     local: replace its processes in the running world one after the other, so that no request fails
     for it, with the topology that is given or the one that runs. What does not come up, or makes a
-    canary worse, is taken back. kubernetes: apply its objects to the cluster of kubectl. ssh: the
+    canary worse, is taken back. One that is new is brought, one that is gone from the topology ends
+    what it has and is stopped. kubernetes: apply its objects to the cluster of kubectl. ssh: the
     same as local, on the hosts that the topology names, as systemd units.
     """
     if target is Target.KUBERNETES:

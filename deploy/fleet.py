@@ -57,9 +57,16 @@ class Fleet(Mapping[str, Process]):
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, spec: Spec, *, append: bool = False) -> Process:
-        """Raises WorldEnds."""
+    def reserve(self, name: str) -> None:
+        """Who was just about to start it has done so, or does not any more."""
         with self._lock:
+            self.reserved.add(name)
+
+    def start(self, spec: Spec, *, append: bool = False, free: bool = False) -> Process:
+        """`free`: only one that is not reserved, else ConfigError. Raises WorldEnds."""
+        with self._lock:
+            if free and spec.name in self.reserved:
+                raise ConfigError(f"a rollout has {spec.name} in hand")
             self._running[spec.name] = process = self._new(spec, append)
         return process
 
@@ -79,6 +86,13 @@ class Fleet(Mapping[str, Process]):
             self._leaving = [one for one in self._leaving if one is not process] + [first]
         return first
 
+    def part(self, name: str) -> Process:
+        """It has the name no longer, and is to be asked to end; nothing starts it again."""
+        with self._lock:
+            process = self._running.pop(name)
+            self._leaving.append(process)
+        return process
+
     def stop(self, names: Collection[str], grace_s: float) -> None:
         """All at once, and wait. Who is late is ended."""
         processes = [self._running[name] for name in names if name in self._running]
@@ -86,6 +100,12 @@ class Fleet(Mapping[str, Process]):
         deadline = time.monotonic() + HURRY_S
         for process in processes:
             process.end(deadline)
+
+    def break_off(self, process: Process) -> None:
+        """It was asked to end with its last answer, and is to end now."""
+        asked([process], APART_S)
+        asked([process], TELL_S)
+        process.end(time.monotonic())
 
     def drop(self, name: str) -> None:
         """It has ended and is not to be started again."""

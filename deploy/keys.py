@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from collections.abc import Iterator
@@ -40,9 +39,8 @@ def revoke(world: World, key: str) -> None:
     name = key.removeprefix("sk-skerry-")[:12]
     known = [one.id for one in book.created()]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"no key has the ID {name!r}{hint}")
+        hint = did_you_mean(name, known, "`skerry keys list` shows them")
+        raise ConfigError(f"no key has the ID {name!r}; {hint}")
     if append_new(key_file(world), [Revoked(id=name, at=int(time.time()))]):
         _say(f"key {name} is revoked")
     else:

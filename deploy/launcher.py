@@ -36,6 +36,7 @@ from deploy.state import (
     folder_name,
     found_from,
 )
+from deploy.worker.shelves import fill_empty
 
 START_S = 120.0
 """A world that is not ready after this has failed."""
@@ -60,8 +61,8 @@ class LocalWorld:
     def took(self, world: World) -> None:
         """It has changed."""
         self.world = world
-        self.edges.update(edge_urls(world.topology))
-        self.routers.update(router_urls(world.topology))
+        self.edges = edge_urls(world.topology)
+        self.routers = router_urls(world.topology)
 
     def pid(self, name: str) -> int:
         """The present process of an edge, region (its router) or node."""
@@ -112,7 +113,8 @@ def run_world(
         world = load(path.resolve(), state=folder.path.resolve())
         for which in ("region", "fleet"):
             world.secret(which)  # made here once rather than by many processes at the same moment
-        makings = Makings(folder.logs.resolve(), resolved.listeners)
+        fill_empty(world, say)
+        makings = Makings(folder.logs.resolve(), resolved.listeners, resolved.claims)
         processes = stack.enter_context(running(makings.all(world), say=say, pauses=pauses))
         _wait_until_ready(world, processes, say, draw, start_s)
         for process in processes.values():

@@ -35,8 +35,14 @@ class Claims:
             return False
         return True
 
+    def give(self, port: int) -> None:
+        """Back to whoever takes it next; nothing for one that is not held here."""
+        if self._file >= 0:
+            _lock(self._file, port, fcntl.F_UNLCK)
+
     def close(self) -> None:
-        os.close(self._file)
+        file, self._file = self._file, -1
+        os.close(file)
 
 
 def shuffled() -> Iterator[int]:
@@ -46,12 +52,13 @@ def shuffled() -> Iterator[int]:
     yield from range(LOWEST, start)
 
 
-def _lock(file: int, byte: int) -> None:
+def _lock(file: int, byte: int, how: int = fcntl.F_WRLCK) -> None:
     """Raises BlockingIOError. On Linux the lock belongs to the open file rather than to the
     process, so that two worlds of one process are kept apart too."""
     kind = getattr(fcntl, "F_OFD_SETLK", None)
     if kind is None:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        flag = fcntl.LOCK_UN if how == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB
+        fcntl.lockf(file, flag, 1, byte)
         return
-    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    wanted = struct.pack("hhqqi4x", how, os.SEEK_SET, byte, 1, 0)
     fcntl.fcntl(file, kind, wanted)

@@ -38,10 +38,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """`listeners`: a listening socket for each edge of one process, by its name."""
+    """`listeners`: a listening socket for each edge of one process, by its name; `claims` hold the
+    ports, unless they were let go at once."""
 
     topology: Topology
     moves: tuple[Move, ...]
+    claims: Claims
     listeners: Mapping[str, socket.socket] = field(default_factory=dict)
 
 
@@ -95,7 +97,7 @@ def resolve(topology: Topology, kept: ExitStack | None = None) -> Resolved:
             for region in topology.regions
         )
     resolved = msgspec.structs.replace(topology, edges=edges, regions=regions)
-    return Resolved(resolved, tuple(moves), listeners)
+    return Resolved(resolved, tuple(moves), claims, listeners)
 
 
 def refuse_unfixed(topology: Topology, path: str) -> None:

@@ -189,7 +189,7 @@ class Numbers:
 
     def _start(self, node: Node, wanted: Mapping[Key, Wanted]) -> None:
         try:
-            process = self._fleet.start(self._spec(node.name), append=True)
+            process = self._fleet.start(self._spec(node.name), append=True, free=True)
         except ConfigError:
             return  # the world ends, or a rollout has just taken it out
         process.revive = self._revive

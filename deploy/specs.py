@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from core.address import split_address
 from core.config import World
 from core.config_scale import at_first, first_nodes
+from deploy.port_claims import Claims
 from deploy.process import Spec
 from deploy.releases import Release, own
 
 
 class Makings:
-    """`logs`: where each process's output goes; `listeners`: the sockets of edges by name."""
+    """`logs`: where each process's output goes; `listeners`: the sockets of edges by name;
+    `claims`: what keeps the ports of all. Whoever gives these closes them."""
 
-    def __init__(self, logs: Path, listeners: Mapping[str, socket.socket]) -> None:
+    def __init__(
+        self, logs: Path, listeners: Mapping[str, socket.socket], claims: Claims | None = None
+    ) -> None:
         self._logs = logs
         self._listeners = dict(listeners)
+        self._claims = [] if claims is None else [claims]
 
-    def adopt(self, listeners: Mapping[str, socket.socket]) -> None:
-        """Of edges that come while the world runs. Whoever gives them closes them."""
+    def adopt(self, listeners: Mapping[str, socket.socket], claims: Claims) -> None:
+        """Of edges and regions that come while the world runs."""
         self._listeners.update(listeners)
+        self._claims.append(claims)
+
+    def free(self, addresses: Iterable[str]) -> None:
+        """Nobody of this world listens there any more."""
+        for address in addresses:
+            for claims in self._claims:
+                claims.give(split_address(address)[1])
+
+    def disown(self, edge: str) -> None:
+        """It is to go: nobody is accepted for it here any more."""
+        if (listener := self._listeners.pop(edge, None)) is not None:
+            listener.close()
 
     def all(self, world: World) -> list[Spec]:
         """Of those that run before anybody has asked for anything."""

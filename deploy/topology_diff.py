@@ -1,7 +1,8 @@
 """What differs between two topologies, which processes have to be started again for it, and which
 routers take it in while they run. Pure.
 
-Edges, regions and nodes are compared by name, so that one that moved in the file is no change.
+Edges, regions and nodes are compared by name, so that one that moved in the file is no change; but
+the first edge, which runs the timers of Workers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Change:
 
 
 def changes(old: Topology, new: Topology) -> list[Change]:
-    return list(_between((), _plain(old), _plain(new)))
+    return [*_between((), _plain(old), _plain(new)), *_timers(old, new)]
 
 
 def restarts(found: list[Change], new: Topology) -> list[str]:
@@ -58,6 +59,18 @@ def rereads(found: list[Change], new: Topology) -> list[str]:
     """Names of the regions of `new` whose routers have to be told, in the topology's order."""
     wanted = {name for change in found for name in _told(change.path, new)}
     return [region.name for region in new.regions if region.name in wanted]
+
+
+def departing(old: Topology, new: Topology) -> list[str]:
+    """Names of the processes of `old` that are not to run any more, in the topology's order."""
+    stay = set(_processes(new))
+    return [name for name in _processes(old) if name not in stay]
+
+
+def _processes(topology: Topology) -> Iterator[str]:
+    yield from (name for region in topology.regions for name, _ in region.doors)
+    yield from (node.name for region in topology.regions for node in region.nodes)
+    yield from (edge.name for edge in topology.edges)
 
 
 def as_it_would_run(given: World, running: Topology) -> Topology:
@@ -150,6 +163,17 @@ def _told(path: Path, new: Topology) -> Iterator[str]:
             return
         case ("models", model, *_):
             yield from (r.name for r in new.regions if any(n.model == model for n in r.nodes))
+
+
+def _timers(old: Topology, new: Topology) -> Iterator[Change]:
+    """Of edges that are in both: which one runs the timers of Workers no longer, and which one does
+    from now on."""
+    was, now = old.edges[0], new.edges[0]
+    if was.name != now.name:
+        if was.admin is not None and any(edge.name == was.name for edge in new.edges):
+            yield Change(("edges", was.name, "timers"), "true", None)
+        if now.admin is not None and any(edge.name == now.name for edge in old.edges):
+            yield Change(("edges", now.name, "timers"), None, "true")
 
 
 def _between(path: Path, old: object, new: object) -> Iterator[Change]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from core.accepting import Spell
 from edge.tls_door import TlsDoor
 
 _log = logging.getLogger("skerry.edge")
@@ -97,14 +98,19 @@ class Server(uvicorn.Server):
             server.close()
 
     def _take_in(self, listener: socket.socket) -> None:
-        """All who wait in its queue."""
+        """All who wait in its queue, as far as there is room."""
         loop = asyncio.get_running_loop()
+        spell = Spell("retiring")
         listener.setblocking(False)
         while True:
             try:
                 caller, _ = listener.accept()
-            except OSError:  # nobody; or the one who did has gone
+            except BlockingIOError:
                 return
+            except OSError as error:
+                if spell.pause_s(error):
+                    return
+                continue
             caller.setblocking(False)
             task: asyncio.Task[object] = loop.create_task(
                 loop.connect_accepted_socket(self._protocol, caller)

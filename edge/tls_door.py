@@ -8,7 +8,6 @@ instead of being cut, and one who says nothing costs no more than its socket.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
 
+from core.accepting import Accepting
 from core.errors import InvalidRequest
 from edge.api.openai_render import error_body
 
@@ -23,13 +23,8 @@ _log = logging.getLogger("skerry.tls")
 
 HANDSHAKE = 0x16
 """The first byte of whoever begins one."""
-AT_ONCE = 64
-"""Callers accepted before anything else is done."""
-REST_S = 0.5
-"""When there is no room for another socket."""
 GOODBYE_S = 3.0
 """For the other side to close its end of TLS too, and for a refusal to be read."""
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _Protocols = Callable[[], asyncio.Protocol]
 
@@ -46,16 +41,12 @@ class TlsDoor:
         context: Callable[[], ssl.SSLContext],
         handshake_s: float,
     ) -> None:
-        self._listener = listener
         self._protocol = protocol
         self._context = context
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._shaking: set[asyncio.Task[None]] = set()
-        self._resting: asyncio.TimerHandle | None = None
-        self._open = True
-        listener.setblocking(False)
-        self._loop.add_reader(listener.fileno(), self._accept)
+        self._accepting = Accepting(listener, self._shake, of="https")
 
     @property
     def shaking(self) -> int:
@@ -64,18 +55,11 @@ class TlsDoor:
 
     def take_in(self) -> None:
         """All who wait in the queue."""
-        while self._accept():
-            pass
+        self._accepting.take_in()
 
     def close(self) -> None:
         """Accept nothing more. Handshakes under way go on. Idempotent."""
-        if not self._open:
-            return
-        self._open = False
-        self._loop.remove_reader(self._listener.fileno())
-        if self._resting is not None:
-            self._resting.cancel()
-        self._listener.close()
+        self._accepting.close()
 
     async def hang_up(self) -> None:
         """Close, and break off the handshakes that are under way."""
@@ -85,34 +69,13 @@ class TlsDoor:
         if self._shaking:
             await asyncio.wait(self._shaking)
 
-    def _accept(self) -> bool:
-        """Whether there may be more."""
-        for _ in range(AT_ONCE):
-            try:
-                caller, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return False  # nobody, or the other process of the edge was quicker, or gone
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                _log.error("no room for another connection why=%s", error.strerror)
-                self._rest()
-                return False
-            caller.setblocking(False)
-            if caller.family != socket.AF_UNIX:
-                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each piece at once
-            task = self._loop.create_task(self._welcome(caller))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
-        return True
-
-    def _rest(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-        self._loop.remove_reader(self._listener.fileno())
-        self._resting = self._loop.call_later(
-            REST_S, self._loop.add_reader, self._listener.fileno(), self._accept
-        )
+    def _shake(self, caller: socket.socket) -> None:
+        caller.setblocking(False)
+        if caller.family != socket.AF_UNIX:
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each piece at once
+        task = self._loop.create_task(self._welcome(caller))
+        self._shaking.add(task)
+        task.add_done_callback(self._shaking.discard)
 
     async def _welcome(self, caller: socket.socket) -> None:
         """Its socket is the connection's from the handshake on, and closed where there is none."""

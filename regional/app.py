@@ -124,6 +124,7 @@ class RouterApp:
             check=self._http.check_secret,
             poke=self.queue.poke,
             body_bytes=limits.body_bytes,
+            leaving=lambda: self._orders.now.leaving,
         )
         self._purge_http = PurgeHttp(
             self.router.purges,
@@ -137,9 +138,7 @@ class RouterApp:
             changed=self._ordered,
         )
         self._orders_http = OrdersHttp(self._orders, check=self._http.check_secret)
-        self._topology_http = TopologyHttp(
-            world.state, take=self.take, check=self._http.check_secret
-        )
+        self._topology_http = TopologyHttp(world, take=self.take, check=self._http.check_secret)
         self._running = AsyncExitStack()
         self.http_port = 0
         self.grpc_port = 0
@@ -169,19 +168,19 @@ class RouterApp:
 
     async def take(self, world: World) -> None:
         """Go on with a changed topology; what runs goes on. Raises ConfigError for what only a
-        start can take, and nothing has changed then."""
+        start can take, InternalError for orders that cannot be kept; nothing has changed then."""
         given = world.topology
         fixed = list(only_at_start(self._world.topology, given, self._name))
         if fixed:
             raise ConfigError(f"a running router does not take another {', '.join(fixed)}")
         region = given.region(self._region.name)
         texts = await asyncio.to_thread(self._texts_for, world, region)
+        self._orders.know({node.name for node in region.nodes})  # the last that may fail
         self._world, self._texts = world, texts
         self._region = msgspec.structs.replace(
             region, http=self._region.http, grpc=self._region.grpc
         )
         self._reader.take(given, texts)
-        self._orders.know({node.name for node in region.nodes})
         self._prefixes.share = PUBLISHED_SHARE / len(given.regions)
         self.router.take(region)
         self.scaling.take(region)
@@ -268,6 +267,7 @@ class RouterApp:
         self.router.dispatcher.poke()
 
     def _room(self, held: int) -> Room:
+        orders = self._orders.now
         decoders = self.router.cluster.view().decoders()
         return Room(
             slots=sum(node.max_sequences for node in decoders)
@@ -275,7 +275,7 @@ class RouterApp:
             taken=sum(node.sequences for node in decoders),
             waiting=self.router.dispatcher.waiting(QUEUE_PRIORITY),
             held=held,
-            draining=self.router.draining or self._orders.now.resting,
+            draining=self.router.draining or (orders.resting and not orders.leaving),
         )
 
     def _ready(self) -> bool:

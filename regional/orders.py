@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from core.errors import InvalidRequest, RequestError
+from core.errors import ConfigError, InternalError, InvalidRequest, RequestError
 from core.orders import ORDERS_PATH, OrderAsk, Orders, read_orders, write_orders
 
 log = logging.getLogger("skerry.router")
@@ -26,24 +26,30 @@ class OrderBook:
         *,
         changed: Callable[[Orders], None],
     ) -> None:
+        """Raises ConfigError."""
         self._path = path
         self._nodes = self._before = frozenset(nodes)
         self._changed = changed
         self.now = read_orders(path)
         changed(self.now)
-        self.know(nodes)  # who went before the last start has no orders when it comes again
+        try:
+            self.know(nodes)  # who went before the last start has no orders when it comes again
+        except InternalError as error:
+            raise ConfigError(error.message) from error
 
     def know(self, nodes: Collection[str]) -> None:
         """Of the region's nodes from now on. Orders hold for those that were known before; who is
-        not among them any more may be told to rest until the next change."""
-        self._before, self._nodes = self._nodes, frozenset(nodes)
-        stay = self._before & self._nodes
-        gone = {name: False for name in self.now.nodes if name not in stay}
+        not among them any more may be told to rest until the next change. Raises InternalError
+        where that cannot be kept; then all is as it was."""
+        before, now = self._nodes, frozenset(nodes)
+        gone = {name: False for name in self.now.nodes if name not in before & now}
         if gone:
             self._keep(self.now.changed(OrderAsk(nodes=gone)))
+        self._before, self._nodes = before, now
 
     def take(self, ask: OrderAsk) -> Orders:
-        """Raises InvalidRequest for a node that the region does not have."""
+        """Raises InvalidRequest for a node that the region does not have, InternalError where the
+        order cannot be kept."""
         for name in ask.nodes:
             if name not in self._nodes | self._before:
                 known = ", ".join(sorted(self._nodes))
@@ -51,8 +57,8 @@ class OrderBook:
         return self._keep(self.now.changed(ask))
 
     def _keep(self, orders: Orders) -> Orders:
-        self.now = orders
         write_orders(self._path, orders)
+        self.now = orders
         log.info("orders: %s", orders)
         self._changed(orders)
         return orders

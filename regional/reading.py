@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -12,6 +11,7 @@ import msgspec
 
 from core.config import Topology
 from core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from core.nearest import did_you_mean
 from core.prefix import block_hashes, block_root
 from core.types import (
     BLOCK_TOKENS,
@@ -164,10 +164,8 @@ class Reader:
             for model in self._texts
             for label in (model, *self._topology.models[model].aliases)
         ]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise ModelNotFound(
-            f"no model {name!r} here; the nearest name is {near[0]!r}", param="model"
-        )
+        hint = did_you_mean(name, known, f"there are: {', '.join(known)}")
+        raise ModelNotFound(f"no model {name!r} here; {hint}", param="model")
 
     def _fitting(self, request: GenerateRequest, prompt: int, context: int) -> Sampling:
         """The request's sampling with a limit that the context has room for."""

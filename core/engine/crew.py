@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
+from core.accepting import Spell
 from core.errors import NodeLost
 
 MEET_S = 600.0
@@ -131,6 +132,7 @@ def gather(
     """A connection from each of `ranks`. Raises NodeLost when not all of them come."""
     until = time.monotonic() + within_s
     peers: dict[int, Peer] = {}
+    spell = Spell("ranks")
     try:
         while missing := sorted(set(ranks) - set(peers)):
             listener.settimeout(max(_RETRY_S, until - time.monotonic()))
@@ -138,6 +140,12 @@ def gather(
                 sock, _ = listener.accept()
             except TimeoutError as error:
                 raise NodeLost(f"rank {', '.join(map(str, missing))} did not come") from error
+            except OSError as error:
+                if time.monotonic() > until:
+                    names = ", ".join(map(str, missing))
+                    raise NodeLost(f"rank {names} did not come: {error.strerror}") from error
+                time.sleep(spell.pause_s(error))
+                continue
             hello = _hello(sock)
             known = hello is not None and hmac.compare_digest(hello.secret, secret)
             if hello is None or not known or hello.rank not in missing:

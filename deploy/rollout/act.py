@@ -40,7 +40,7 @@ def roll_out(
                 stage.take(step)
             except WorldEnds:
                 raise
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:  # such as no room for another process
                 say(f"  failed: {error}")
                 back = [one for unit in reversed(done) for one in way_back(unit, before)]
                 _go_back(back, stage, say, str(error))
@@ -55,7 +55,7 @@ def _go_back(steps: Sequence[Step], stage: Stage, say: Callable[[str], None], wh
             stage.take(step)
         except WorldEnds:
             raise
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             say(f"  failed: {error}")
             failures.append(f"{step}: {error}")
     if failures:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from core.config import Edge, Region, Topology
 from core.config_scale import at_first, first_nodes
 from core.errors import ConfigError
-from deploy.rollout.plan import Standing, Wish, plan, told
-from deploy.rollout.steps import Heard, Ready, Start, Step
+from deploy.rollout.plan import Standing, Wish, plan, retold
+from deploy.rollout.steps import Heard, Hosting, Ready, Shelve, Start, Step
 
 
 def newcomers(before: Topology, after: Topology) -> tuple[list[Region], list[Edge]]:
@@ -22,6 +22,11 @@ def newcomers(before: Topology, after: Topology) -> tuple[list[Region], list[Edg
     )
 
 
+def named(regions: Sequence[Region], edges: Sequence[Edge]) -> str:
+    """To be said."""
+    return ", ".join(sorted([*(one.name for one in regions), *(one.name for one in edges)]))
+
+
 def arrive(
     wish: Wish, regions: Sequence[Region], edges: Sequence[Edge], before: Standing
 ) -> list[tuple[Step, ...]]:
@@ -30,18 +35,28 @@ def arrive(
     names = {region.name for region in regions} | {edge.name for edge in edges}
     if wish.unit not in names:
         raise ConfigError(
-            f"{', '.join(sorted(names))} is new in this topology: bring it with "
+            f"{named(regions, edges)} is new in this topology: bring it with "
             f"`skerry deploy {min(names)}` first"
         )
     if wish.canary is not None:
         raise ConfigError(f"{wish.unit!r} is new: there is nothing to compare a canary with")
     plans = [tuple(_region(one)) for one in regions]
-    plans += [told(one, wish, before) for one in wish.topology.regions if one.name not in names]
+    plans += [retold(one, wish, before) for one in wish.topology.regions if one.name not in names]
     for edge in wish.topology.edges:
         if edge.name not in names:
             plans.append(plan(Wish(unit=edge.name, topology=wish.topology), before))
-    plans += [(Start(one.name), Ready((one.name,))) for one in edges]
+    plans += [tuple(_edge(one, before)) for one in edges]
     return [*plans, tuple(Heard(one.name) for one in regions)]
+
+
+def _edge(edge: Edge, before: Standing) -> Iterator[Step]:
+    workers = tuple(sorted(before.shelved)) if edge.admin is not None else ()
+    if workers:
+        yield Shelve(edge.name, workers)
+    yield Start(edge.name)
+    yield Ready((edge.name,))
+    if workers:
+        yield Hosting(edge.name)
 
 
 def _region(region: Region) -> Iterator[Step]:

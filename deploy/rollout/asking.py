@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from core.batches import QUEUE_PATH, QueueLeft
 from core.config import Topology, World
 from core.errors import ConfigError
 from core.headers import SECRET_HEADER
@@ -121,6 +122,33 @@ class Asking:
             return self._client.get(f"{router}/healthz", timeout=TIMEOUT_S).is_success
         except httpx.HTTPError:
             return False
+
+    def silent(self, region: str) -> bool:
+        """Whether none of its routers answers."""
+        return not any(map(self.answers, self.doors(Kind.REGION, region).values()))
+
+    def queue_left(self, region: str) -> QueueLeft:
+        """Of all its routers; nothing of one of an earlier release. Raises ConfigError when one
+        does not answer."""
+        found = [
+            self._queue_left(name, url) for name, url in self.doors(Kind.REGION, region).items()
+        ]
+        return QueueLeft(
+            waiting=sum(one.waiting for one in found),
+            owed=sum(one.owed for one in found),
+            kept=sum(one.kept for one in found),
+        )
+
+    def _queue_left(self, router: str, url: str) -> QueueLeft:
+        try:
+            said = self._client.get(
+                f"{url}{QUEUE_PATH}", headers={SECRET_HEADER: self._secret}, timeout=TIMEOUT_S
+            )
+            if said.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+                return QueueLeft()
+            return msgspec.json.decode(said.raise_for_status().content, type=QueueLeft)
+        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"router {router} does not say what is queued: {error}") from error
 
     def tell(self, router: str, topology: Path) -> None:
         """Have it go on with the topology in this file. Raises ConfigError with its reason."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from core.batches import QueueLeft
 from core.config import World
 from core.errors import ConfigError
 from core.orders import OrderAsk
@@ -16,9 +17,13 @@ from deploy.fleet import WorldEnds
 from deploy.orders import Part, give_by
 from deploy.rollout import judge
 from deploy.rollout.asking import Asking
-from deploy.rollout.steps import Heard, Idle, Kind, Rest, Watch, Weigh
+from deploy.rollout.steps import Empty, Heard, Hosting, Idle, Kind, Rest, Watch, Weigh
+from deploy.worker.shelves import rows_of, shelved, told
+from edge.workers.admin_pages import Rows
 
 WATCH_EVERY_S = 0.5
+HEARD_S = 0.5
+"""Within which every edge has heard of a drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +55,19 @@ class Attending:
         self._say = say
         self._base = judge.read(asking.metrics())
 
-    def take(self, step: Rest | Idle | Heard | Weigh | Watch) -> None:
+    def take(self, step: Rest | Idle | Empty | Hosting | Heard | Weigh | Watch) -> None:
         """Returns when it is done. Raises ConfigError."""
         match step:
             case Rest(Kind.NODE as kind, name, resting):
                 self._order(kind, name, OrderAsk(nodes={name: resting}))
-            case Rest(kind, name, resting):
-                self._order(kind, name, OrderAsk(resting=resting))
+            case Rest(kind, name, resting, leaving):
+                self._order(kind, name, OrderAsk(resting=resting, leaving=leaving))
             case Idle(kind, name, must):
                 self._idle(kind, name, must=must)
+            case Empty(region):
+                self._empty(region)
+            case Hosting(edge):
+                self._hosting(edge)
             case Heard(region):
                 self._asking.until(
                     lambda: self._asking.all_hear(region),
@@ -75,34 +84,79 @@ class Attending:
         give_by(self._client, self._world, Part(str(kind), name, doors), ask)
 
     def _idle(self, kind: Kind, name: str, *, must: bool) -> None:
-        """For a moment, not at one moment: edges hear of a drain, and routers of what a node has,
-        a little later."""
+        """Edges hear of a drain, and routers of what a node has, a little later."""
         heartbeat_s = self._world.topology.limits.heartbeat_s
-        settled_s = 2.5 * heartbeat_s if kind is Kind.NODE else 0.5
-        since: float | None = None
-        last = 0
-
-        def idle() -> bool:
-            nonlocal since, last
-            left = self._asking.under_way(kind, name)
-            if left:
-                since = None
-                if left != last:
-                    self._say(f"  {left} under way")
-                last = left
-                return False
-            now = time.monotonic()
-            since = now if since is None else since
-            return now - since >= settled_s
-
         try:
-            self._asking.until(
-                idle, self._patience.idle_s, else_=lambda: f"{kind} {name} still has {last}"
+            self._calm(
+                f"{kind} {name}",
+                lambda: self._asking.under_way(kind, name),
+                "under way",
+                2.5 * heartbeat_s if kind is Kind.NODE else HEARD_S,
             )
         except ConfigError as error:
             if must or isinstance(error, WorldEnds):
                 raise
             self._say(f"  {error}: what it has is broken off")
+
+    def _empty(self, region: str) -> None:
+        left = QueueLeft()
+
+        def queued() -> int:
+            nonlocal left
+            left = self._asking.queue_left(region)
+            return left.waiting + left.owed
+
+        self._calm(f"region {region}", queued, "queued or not written down", HEARD_S)
+        if left.kept:
+            self._say(f"  the answers of {left.kept} batches cannot be asked for without it")
+
+    def _hosting(self, edge: str) -> None:
+        """Nobody goes back for a Worker: without it the edge is as useful as it would be new."""
+        described = self._world.topology.edge(edge)
+        rows: Rows | None = None
+
+        def answers() -> bool:
+            nonlocal rows
+            rows = rows_of(self._world, described)
+            return rows is not None
+
+        try:
+            self._asking.until(
+                answers,
+                self._patience.ready_s,
+                else_=lambda: f"edge {edge} has no Workers yet: their host does not answer",
+            )
+        except WorldEnds:
+            raise
+        except ConfigError as error:
+            self._say(f"  {error}")
+        if rows is not None:
+            others = (one for one in self._world.topology.edges if one.name != edge)
+            for line in told(shelved(self._world.state, others), rows):
+                self._say(f"  {line}")
+
+    def _calm(self, who: str, left: Callable[[], int], what: str, settled_s: float) -> None:
+        """Wait until `who` has nothing left, for a moment, not at one moment. Raises
+        ConfigError."""
+        since: float | None = None
+        last = 0
+
+        def calm() -> bool:
+            nonlocal since, last
+            now_left = left()
+            if now_left:
+                since = None
+                if now_left != last:
+                    self._say(f"  {now_left} {what}")
+                last = now_left
+                return False
+            now = time.monotonic()
+            since = now if since is None else since
+            return now - since >= settled_s
+
+        self._asking.until(
+            calm, self._patience.idle_s, else_=lambda: f"{who} still has {last} {what}"
+        )
 
     def _watch(self, region: str, seconds: float) -> None:
         """Raises ConfigError as soon as the region is worse than a bound allows."""

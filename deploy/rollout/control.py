@@ -9,12 +9,14 @@ import socketserver
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
+from core.accepting import Spell
 from core.errors import ConfigError
 from deploy.rollout.messages import Ask, Ended, Told
 
@@ -31,7 +33,16 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
     def __init__(self, path: str, serve: Callable[[Ask, Tell], None]) -> None:
         self.serve = serve
+        self._spell = Spell("control")
         super().__init__(path, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """The base class tries again at once, whatever the error."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            time.sleep(self._spell.pause_s(error))
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """The base class prints a traceback; a caller that has gone is no error."""
@@ -59,7 +70,7 @@ class _Handler(socketserver.StreamRequestHandler):
             self.server.serve(ask, tell)
         except msgspec.MsgspecError as error:
             tell(Ended(f"this world does not understand that: {error}"))
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:  # such as a disk that is full
             tell(Ended(str(error)))
         else:
             tell(Ended())

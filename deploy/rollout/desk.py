@@ -24,17 +24,20 @@ from deploy.ports import resolve
 from deploy.process import Spec, describe_exit
 from deploy.releases import Release, own, release_at
 from deploy.rollout.act import roll_out
-from deploy.rollout.arrivals import arrive, newcomers
+from deploy.rollout.arrivals import arrive, named, newcomers
 from deploy.rollout.asking import Asking
 from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.control import Tell
-from deploy.rollout.fit import misfits, self_contained, settled
+from deploy.rollout.departures import depart, leavers
+from deploy.rollout.fit import misfits, self_contained, settled, with_those_of
+from deploy.rollout.leftovers import forget
 from deploy.rollout.messages import AddModel, Ask, Change, Deploy, RemoveModel, Said, Seen, View
 from deploy.rollout.models import fresh_nodes, regions_with, with_model, without_model
 from deploy.rollout.plan import Ran, Standing, Wish, names_in, plan
 from deploy.rollout.stage import LocalStage, Making
 from deploy.rollout.steps import Step
 from deploy.specs import Makings, names
+from deploy.worker.shelves import shelved
 
 LAST_S = 5.0
 """How long the end of the world waits for a rollout under way to notice it."""
@@ -91,7 +94,9 @@ class Desk:
         it has not come to pass, and nobody can start that."""
         topology = self._world.topology
         regions = tuple(
-            self._made[one.name].world.topology.region(one.name) for one in topology.regions
+            made.world.topology.region(one.name)
+            for one in topology.regions
+            if (made := self._made.get(one.name)) is not None  # it is just being taken out
         )
         return replace(self._world, topology=structs.replace(topology, regions=regions))
 
@@ -136,7 +141,10 @@ class Desk:
                 self._places.push(places.pop_all())
                 self._asked = asked
                 file = self._world.path.name
-                say(f"{ask.unit} runs {release or 'the release that it ran'}, {file}")
+                if ask.unit in self._made:
+                    say(f"{ask.unit} runs {release or 'the release that it ran'}, {file}")
+                else:
+                    say(f"{ask.unit} is gone, {file}")
 
     def _add(self, ask: AddModel, say: Callable[[str], None]) -> None:
         after = replace(self._world, topology=with_model(self._world.topology, ask))
@@ -171,7 +179,10 @@ class Desk:
     ) -> bool:
         """Fulfil `wishes`, whose topology is that of `after`, one after the other. False where
         there is nothing to do, or it is only to be said."""
-        with client_of(after) as client:
+        going = leavers(self._world.topology, after.topology)
+        everybody = (*after.topology.edges, *going[1])  # those that are to go are asked as well
+        both = replace(after, topology=structs.replace(after.topology, edges=everybody))
+        with client_of(both) as client:
             asking = Asking(client, self._world, self._ending.wait)
             before = self._standing(asking)
             plans = self._plans([replace(one, topology=after.topology) for one in wishes], before)
@@ -185,28 +196,32 @@ class Desk:
                     say(f"{number}. {step}")
                 return False
             world = self._written(after)
-            asking.topology = after.topology
             patience = Patience(ask.idle_s, ask.ready_s)
+            attending = Attending(
+                client=client,
+                world=world,
+                asking=asking,
+                patience=patience,
+                pause=self._ending.wait,
+                say=say,
+            )
+            asking.topology = after.topology  # now: at an edge that is to come, nobody answers yet
             stage = LocalStage(
                 fleet=self._fleet,
                 makings=self._makings,
                 made=self._made,
                 after={name: self._to_be(name, world, release) for name in names(world)},
                 asking=asking,
-                attending=Attending(
-                    client=client,
-                    world=world,
-                    asking=asking,
-                    patience=patience,
-                    pause=self._ending.wait,
-                    say=say,
-                ),
+                attending=attending,
                 patience=patience,
+                say=say,
             )
-            self._fleet.reserved |= names_in(steps)
+            # What waits in a region that goes may wait for a node that is still to be started.
+            self._fleet.reserved |= names_in(steps) - {n.name for r in going[0] for n in r.nodes}
             try:
                 roll_out(plans, before, stage, say)
                 self._world = world  # whoever follows the numbers is to see it before they are free
+                forget(world, *going, self._makings, say)
             finally:
                 self._fleet.reserved.clear()
         self._recorded(world.path)
@@ -214,9 +229,17 @@ class Desk:
 
     def _plans(self, wishes: Sequence[Wish], before: Standing) -> Sequence[Sequence[Step]]:
         """Raises ConfigError for a wish that cannot be."""
-        regions, edges = newcomers(self._world.topology, wishes[0].topology)
-        if regions or edges:
-            return arrive(wishes[0], regions, edges, before)
+        was, wish = self._world.topology, wishes[0]
+        come, go = newcomers(was, wish.topology), leavers(was, wish.topology)
+        if any(come) and any(go):
+            raise ConfigError(
+                f"{named(*come)} would come and {named(*go)} would go at once: first bring what is "
+                "new, with a topology that has both, then take out what is to go"
+            )
+        if any(come):
+            return arrive(wish, *come, before)
+        if any(go):
+            return depart(wish, was, before)
         return [plan(wish, before) for wish in wishes]
 
     def _to_be(self, name: str, world: World, release: Release | None) -> Making:
@@ -245,19 +268,9 @@ class Desk:
         )
         for move in fresh.moves:
             say(str(move))
-        self._makings.adopt(fresh.listeners)
-        new_regions = {one.name: one for one in fresh.topology.regions}
-        new_edges = {one.name: one for one in fresh.topology.edges}
-        topology = structs.replace(
-            topology,
-            regions=tuple(new_regions.get(one.name, one) for one in topology.regions),
-            edges=tuple(new_edges.get(one.name, one) for one in topology.edges),
-        )
-        asked = structs.replace(
-            self._asked,
-            regions=(*self._asked.regions, *regions),
-            edges=(*self._asked.edges, *edges),
-        )
+        self._makings.adopt(fresh.listeners, fresh.claims)
+        asked = with_those_of(topology, self._asked)
+        topology = with_those_of(topology, fresh.topology)
         return World(topology, given.path, self._world.state), asked
 
     def _written(self, described: World) -> World:
@@ -272,7 +285,8 @@ class Desk:
     def _standing(self, asking: Asking) -> Standing:
         weights: dict[str, int] = {}
         resting: set[str] = set()
-        for region in self._world.topology.regions:
+        topology = self._world.topology
+        for region in topology.regions:
             orders = asking.orders(region.name)
             weights[region.name] = orders.weight
             resting |= {*orders.nodes, *([region.name] if orders.resting else ())}
@@ -284,6 +298,8 @@ class Desk:
             serving=asking.serving(),
             resting=frozenset(resting),
             weights=weights,
+            silent=frozenset(one.name for one in topology.regions if asking.silent(one.name)),
+            shelved=frozenset(shelved(self._world.state, topology.edges)),
         )
 
     def _seen(self, name: str) -> Seen | None:

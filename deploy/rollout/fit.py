@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from core.config import Edge, Region, Router, Topology, World
 from core.config_check import Complaint
+from core.types import Role
 
 
 def self_contained(world: World) -> Topology:
@@ -35,15 +36,26 @@ def settled(given: Topology, asked: Topology, running: Topology) -> Topology:
     )  # fmt: skip
 
 
+def with_those_of(given: Topology, other: Topology) -> Topology:
+    """`given` with the regions and edges of `other` in place of its own of the same names."""
+    regions = {one.name: one for one in other.regions}
+    edges = {one.name: one for one in other.edges}
+    return replace(
+        given,
+        regions=tuple(regions.get(one.name, one) for one in given.regions),
+        edges=tuple(edges.get(one.name, one) for one in given.edges),
+    )
+
+
 def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
     """What a running world cannot take, the place in `after` first."""
     old_edges = {edge.name: edge for edge in before.edges}
     old_regions = {region.name: region for region in before.regions}
-    for name in old_edges.keys() - {edge.name for edge in after.edges}:
-        yield Complaint(("edges",), f"edge {name!r} runs and is not in it; stop the world for that")
-    for name in old_regions.keys() - {region.name for region in after.regions}:
+    for model in sorted((_served(before) - _served(after)) & after.models.keys()):
         yield Complaint(
-            ("regions",), f"region {name!r} runs and is not in it; stop the world for that"
+            ("models", model),
+            f"no region would serve {model!r} any more: take it out of [models] as well, or leave "
+            "it a node that decodes",
         )
     if after.secrets != before.secrets:
         yield Complaint(("secrets",), "secrets cannot change while the world runs")
@@ -63,6 +75,12 @@ def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
         if (was := old_regions.get(region.name)) is not None:
             for key in ("http", "grpc", "routers"):
                 yield from _fixed(("regions", place, key), was, region, key)
+
+
+def _served(topology: Topology) -> set[str]:
+    """Models that some region can answer with."""
+    nodes = (node for region in topology.regions for node in region.nodes)
+    return {node.model for node in nodes if node.role is not Role.PREFILL}
 
 
 def _fixed(

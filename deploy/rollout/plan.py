@@ -9,7 +9,7 @@ nodes, models and scales a router takes in as it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from core.config import Node, Region, Topology
 from core.config_scale import at_first, first_nodes
@@ -20,10 +20,12 @@ from deploy.rollout.steps import (
     Heard,
     Idle,
     Kind,
+    Leave,
     Ready,
     Replace,
     Reread,
     Rest,
+    Shelve,
     Start,
     Step,
     Stop,
@@ -44,11 +46,14 @@ class Ran:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """The world before. `serving`: regions that edges can use now; `resting`: regions and nodes
-    that rest by order; `weights`: of regions, by order, 0 for the topology's."""
+    that rest by order; `weights`: of regions, by order, 0 for the topology's; `silent`: regions
+    that do not answer; `shelved`: the Workers that edges serve."""
 
     processes: Mapping[str, Ran]
     serving: frozenset[str]
     resting: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
+    shelved: frozenset[str] = frozenset()
     weights: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -118,7 +123,7 @@ class _Once:
 def names_in(steps: Sequence[Step]) -> set[str]:
     """Of all processes that the steps start or stop."""
     found = {name for step in steps if isinstance(step, Replace) for name in step.names}
-    found |= {step.edge for step in steps if isinstance(step, Beside)}
+    found |= {step.edge for step in steps if isinstance(step, Beside | Leave)}
     return found | {step.name for step in steps if isinstance(step, Start | Stop)}
 
 
@@ -161,6 +166,7 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
     if region is not None and (together or started) and not rests[Kind.REGION, region]:
         steps += [Rest(Kind.REGION, region, True), Idle(Kind.REGION, region, must=False)]
     steps += [Stop(name) for name in reversed(started)]
+    steps += [replace(step, back=True) for step in done if isinstance(step, Shelve)]
     steps += [Reread(name, back=True) for name in reversed(told)]
     if together:
         steps += [Replace(tuple(together), back=True), Ready(tuple(together))]
@@ -181,8 +187,9 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
         steps.append(Heard(region))
     for weighed in {step.region for step in done if isinstance(step, Weigh)}:
         steps.append(Weigh(weighed, before.weights.get(weighed, 0)))
-    if region is not None and region not in before.resting:
-        steps.append(Rest(Kind.REGION, region, False))
+    left = any(isinstance(step, Rest) and step.leaving for step in done)
+    if region is not None and (left or region not in before.resting):
+        steps.append(Rest(Kind.REGION, region, region in before.resting))
     return tuple(steps)
 
 
@@ -195,7 +202,13 @@ def _edge(wish: Wish, before: Standing) -> tuple[Step, ...]:
     return (Beside(edge),)
 
 
-def told(
+def retold(region: Region, wish: Wish, before: Standing) -> tuple[Step, ...]:
+    """For a region that stays while others come or go: its routers are told, and the nodes that
+    they do not know any more are seen off."""
+    return (*_told(region, wish, before), *_gone(region, before))
+
+
+def _told(
     region: Region, wish: Wish, before: Standing, but: Collection[str] = ()
 ) -> tuple[Step, ...]:
     """The routers that go on with what has changed, less those that are replaced (`but`)."""
@@ -210,7 +223,7 @@ def told(
 def _region(region: Region, wish: Wish, before: Standing) -> Iterator[Step]:
     routers = [name for name, _ in region.doors]
     found = affected([*routers, *(node.name for node in region.nodes)], wish, before)
-    yield from told(region, wish, before, found)
+    yield from _told(region, wish, before, found)
     anew = not set(routers).isdisjoint(found)  # such a router does not know who goes
     if anew:
         yield from _gone(region, before)

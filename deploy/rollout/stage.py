@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.config import World
 from core.errors import ConfigError
-from deploy.fleet import Fleet, descendants
+from deploy.fleet import Fleet, WorldEnds, descendants
 from deploy.process import Process, describe_exit
 from deploy.releases import Release
 from deploy.rollout.asking import Asking
 from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.steps import (
     Beside,
+    Empty,
     Heard,
+    Hosting,
     Idle,
     Kind,
+    Leave,
     Ready,
     Replace,
     Reread,
     Rest,
+    Shelve,
     Start,
     Step,
     Stop,
@@ -30,6 +34,7 @@ from deploy.rollout.steps import (
     Weigh,
 )
 from deploy.specs import Makings
+from deploy.worker.shelves import clear, fill
 
 STOP_S = 15.0
 """What is idle ends at once; a router gives what it still has 10 s."""
@@ -57,6 +62,7 @@ class LocalStage:
         asking: Asking,
         attending: Attending,
         patience: Patience,
+        say: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._makings = makings
@@ -66,11 +72,12 @@ class LocalStage:
         self._asking = asking
         self._attending = attending
         self._patience = patience
+        self._say = say
         self._stopped: set[str] = set()
 
     def take(self, step: Step) -> None:
         match step:
-            case Rest() | Idle() | Heard() | Weigh() | Watch():
+            case Rest() | Idle() | Empty() | Hosting() | Heard() | Weigh() | Watch():
                 self._attending.take(step)
             case Replace(names, back):
                 self._replace(names, back=back)
@@ -82,6 +89,10 @@ class LocalStage:
                 self._stop(name)
             case Beside(edge, back):
                 self._beside(edge, back=back)
+            case Leave(edge):
+                self._leave(edge)
+            case Shelve(edge, workers, back):
+                self._shelve(edge, workers, back=back)
             case Ready(names):
                 self._ready(names)
 
@@ -116,11 +127,37 @@ class LocalStage:
             self._start(name, making)
 
     def _stop(self, name: str) -> None:
+        self._fleet.reserve(name)  # first: whoever follows its model's numbers starts it no more
+        self._made.pop(name, None)
         if name in self._fleet:
             self._stopped.add(name)
             self._fleet.stop([name], STOP_S)
             self._fleet.drop(name)
-        self._made.pop(name, None)
+
+    def _leave(self, edge: str) -> None:
+        self._makings.disown(edge)
+        self._made.pop(edge, None)
+        process = self._fleet.part(edge)
+        process.retire()
+        try:
+            self._asking.until(
+                lambda: process.exit_code is not None,
+                self._patience.idle_s,
+                else_=lambda: f"edge {edge} still answers",
+            )
+        except WorldEnds:
+            raise
+        except ConfigError as error:
+            self._say(f"  {error}: what it has is broken off")
+            self._fleet.break_off(process)
+
+    def _shelve(self, edge: str, workers: Sequence[str], *, back: bool) -> None:
+        world = self._after[edge].world
+        if back:
+            clear(world.state, edge)
+            return
+        others = [one.name for one in world.topology.edges if one.admin is not None]
+        fill(world.state, edge, others, workers, self._say)
 
     def _start(self, name: str, making: Making) -> None:
         spec = self._makings.spec(making.world, name, making.release)
@@ -177,7 +214,7 @@ class LocalStage:
     def _is_ready(self, name: str) -> bool:
         process = self._fleet[name]
         self._lives(process)
-        topology = self._asking.topology
+        topology = self._made[name].world.topology
         if process.spec.kind == "edge":
             return self._asking.hears(topology.edge(name).url)
         if process.spec.kind == "node":

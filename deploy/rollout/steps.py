@@ -16,11 +16,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What rests gets nothing new and ends what it has."""
+    """What rests gets nothing new and ends what it has; a region that is `leaving` also what is
+    queued in it."""
 
     kind: Kind
     name: str
     resting: bool
+    leaving: bool = False
 
     def __str__(self) -> str:
         return f"{'drain' if self.resting else 'undrain'} {self.kind} {self.name}"
@@ -36,6 +38,16 @@ class Idle:
 
     def __str__(self) -> str:
         return f"wait until {self.kind} {self.name} is idle"
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Of queued requests, for which nobody waits here; what they used is written down elsewhere."""
+
+    region: str
+
+    def __str__(self) -> str:
+        return f"wait until nothing is queued in region {self.region}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,42 @@ class Stop:
 
     def __str__(self) -> str:
         return f"stop {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """An edge that is not to run any more. What it still has after the patience is broken off: its
+    new callers have been turned away already."""
+
+    edge: str
+
+    def __str__(self) -> str:
+        return f"let edge {self.edge} accept nothing more, end with its last answer, and be gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Shelve:
+    """Workers for an edge that is new, before it starts. `back`: take them away again."""
+
+    edge: str
+    workers: tuple[str, ...]
+    back: bool = False
+
+    def __str__(self) -> str:
+        what = ", ".join(self.workers)
+        if self.back:
+            return f"take the Workers {what} from edge {self.edge}"
+        return f"copy the Workers {what} from the other edges to edge {self.edge}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """An edge serves its Workers; one that does not start there is told."""
+
+    edge: str
+
+    def __str__(self) -> str:
+        return f"wait until edge {self.edge} serves its Workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +190,10 @@ class Watch:
         return f"watch errors and first deltas of region {self.region} for {self.seconds:g} s"
 
 
-Step = Rest | Idle | Replace | Reread | Start | Stop | Beside | Ready | Heard | Weigh | Watch
+Step = (
+    Rest | Idle | Empty | Replace | Reread | Start | Stop | Leave | Shelve | Hosting | Beside
+    | Ready | Heard | Weigh | Watch
+)  # fmt: skip
 
 
 def _as_before(back: bool) -> str:

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from core.address import split_address
-from core.config import World
+from core.config import Edge, World
 from core.errors import ConfigError, SkerryError
 from edge.workers.admin_pages import BASE, Activate, EdgePage, Rows, Staged, StageKept, WorkerPage
 from edge.workers.bundle import digest_of
@@ -206,6 +206,17 @@ def fleet_of(world: World) -> Iterator[Fleet]:
                 " an admin address with a fixed port"
             )
         admins.append((edge.name, f"http://{edge.admin}"))
-    headers = {"authorization": f"Bearer {world.secret('admin').decode()}"}
-    with httpx.Client(trust_env=False, timeout=TIMEOUT, headers=headers) as client:
+    with _client(world) as client:
         yield Fleet([Admin(name, base, client) for name, base in admins])
+
+
+@contextmanager
+def admin_of(world: World, edge: Edge) -> Iterator[Admin]:
+    """Of one edge that runs and has an admin address."""
+    with _client(world) as client:
+        yield Admin(edge.name, f"http://{edge.admin}", client)
+
+
+def _client(world: World) -> httpx.Client:
+    headers = {"authorization": f"Bearer {world.secret('admin').decode()}"}
+    return httpx.Client(trust_env=False, timeout=TIMEOUT, headers=headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from itertools import accumulate
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from core.errors import IncompleteRequest, InvalidRequest
+from core.nearest import did_you_mean
 
 MAX_DEPTH = 128
 """Lists and objects inside one another. Whoever walks a body later may recurse so deep."""
@@ -66,12 +66,6 @@ def check_shape(body: bytes) -> None:
         raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep")
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """` Did you mean …?` or nothing, to end a sentence with."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
 def _explain(complaint: str, body: type[object]) -> InvalidRequest:
     where = _WHERE.search(complaint)
     what = complaint[: where.start()] if where else complaint
@@ -80,9 +74,10 @@ def _explain(complaint: str, body: type[object]) -> InvalidRequest:
     inside = f"{path}." if path else ""
     if unknown := _UNKNOWN.match(what):
         field = unknown["field"][:100]
-        hint = nearest(field, _fields_at(body, path))
+        hint = did_you_mean(field, _fields_at(body, path), "")
         return InvalidRequest(
-            f"Unrecognized request argument supplied: {inside}{field}.{hint}",
+            f"Unrecognized request argument supplied: {inside}{field}"
+            + (f"; {hint}" if hint else "."),
             param=inside + field,
         )
     if missing := _MISSING.match(what):

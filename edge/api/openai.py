@@ -15,6 +15,7 @@ import msgspec
 
 from core.config import Topology
 from core.errors import InvalidRequest, ModelNotFound, UnsupportedField
+from core.nearest import did_you_mean
 from core.types import (
     GenerateRequest,
     Message,
@@ -22,7 +23,7 @@ from core.types import (
     RequestId,
     ToolCall,
 )
-from edge.api.body import decode, nearest
+from edge.api.body import decode
 from edge.api.openai_types import ChatBody, CompletionBody, ContentPart, MessageIn
 from edge.api.sampling import COMPLETION_MAX_TOKENS, sampling, token_ids
 from edge.api.tools import read_response_format, read_tools
@@ -168,8 +169,8 @@ def unknown_model(topology: Topology, name: str) -> ModelNotFound:
     """The refusal of a model name, with the nearest one."""
     known = [*topology.models, *(a for m in topology.models.values() for a in m.aliases)]
     shown = name if len(name) <= 100 else name[:100] + "…"
-    hint = nearest(shown, known) or " GET /v1/models lists those that do."
-    return ModelNotFound(f"The model {shown!r} does not exist.{hint}", param="model")
+    hint = did_you_mean(shown, known, "GET /v1/models lists those that do.")
+    return ModelNotFound(f"The model {shown!r} does not exist; {hint}", param="model")
 
 
 def _refuse_unsupported(body: ChatBody | CompletionBody) -> None:

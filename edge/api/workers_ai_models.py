@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from core.errors import InvalidRequest, UnsupportedField
-from edge.api.body import nearest
+from core.nearest import did_you_mean
 from edge.api.openai_types import ModelOut
 from edge.api.workers_ai_errors import ErrorOut
 from edge.api.workers_ai_types import FoundModel, PropertyOut, TaskOut
@@ -48,8 +48,8 @@ def search(models: list[ModelOut], query: Mapping[str, str]) -> FoundModels:
     """Raises InvalidRequest for a filter that does not fit, UnsupportedField for another one."""
     for name in query:
         if name not in FILTERS:
-            hint = nearest(name, list(FILTERS))
-            raise UnsupportedField(f"{name[:80]!r} is no filter.{hint}", param=name[:80])
+            hint = did_you_mean(name[:80], FILTERS, f"there are: {', '.join(FILTERS)}")
+            raise UnsupportedField(f"{name[:80]!r} is no filter; {hint}", param=name[:80])
     page, per_page = _number(query, "page", 1), _number(query, "per_page", PER_PAGE)
     if per_page > MAX_PER_PAGE:
         raise InvalidRequest(f"'per_page' is over {MAX_PER_PAGE}.", param="per_page")

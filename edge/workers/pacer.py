@@ -79,7 +79,7 @@ class _Paced:
 
     def lower(self) -> None:
         """To the idle class, until `close` or `restore`."""
-        os.sched_setscheduler(self._pid, os.SCHED_IDLE, os.sched_param(0))
+        self._to_class(os.SCHED_IDLE)
         self._lowered = True
 
     def restore(self) -> None:
@@ -87,7 +87,11 @@ class _Paced:
         if self._lowered:
             self._lowered = False
             with suppress(OSError):  # it has ended
-                os.sched_setscheduler(self._pid, os.SCHED_OTHER, os.sched_param(0))
+                self._to_class(os.SCHED_OTHER)
+
+    def _to_class(self, policy: int) -> None:
+        signal.pidfd_send_signal(self._pidfd, 0)  # its id may be another one's by now
+        os.sched_setscheduler(self._pid, policy, os.sched_param(0))
 
     def halt(self) -> None:
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
@@ -170,7 +174,8 @@ class Pacer:
         try:
             waits = paced.waits()
             if self._may_restore:
-                paced.lower()
+                with suppress(PermissionError):
+                    paced.lower()
             while self._room.crowded(1):
                 paced.halt()
                 await asyncio.sleep(HALT_S)
@@ -190,7 +195,8 @@ class Pacer:
 
 def _may_raise_priorities() -> bool:
     """To the usual one: by RLIMIT_NICE (20 for nice 0, see getrlimit(2)) or CAP_SYS_NICE."""
-    if resource.getrlimit(resource.RLIMIT_NICE)[0] >= USUAL_NICE_LIMIT:
+    limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
+    if limit >= USUAL_NICE_LIMIT or limit == resource.RLIM_INFINITY:
         return True
     status = Path("/proc/self/status").read_text(encoding="ascii")
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))

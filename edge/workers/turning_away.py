@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from core.accepting import Spell
 from core.errors import RequestError, WorkerResting
 from edge.api.exchange import refusal_headers
 from edge.api.openai_render import error_body
 from edge.workers.rest import SAID, Rest
 
-_log = logging.getLogger("skerry.workers")
-
 READ_S = 1.0
 """How long a caller may take to say what it wants."""
-PAUSE_S = 0.5
-"""Where no caller can be accepted."""
 
 
 def resting(name: str, rest: Rest) -> WorkerResting:
@@ -36,15 +32,15 @@ async def turn_away(
 ) -> None:
     """For so long answer everybody at `listener`, which does not block, with what `why` says."""
     loop = asyncio.get_running_loop()
+    spell = Spell("worker-resting")
     async with asyncio.TaskGroup() as callers:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while True:
                     try:
                         connection, _ = await loop.sock_accept(listener)
-                    except OSError as error:  # no room for a socket, or who came has gone
-                        _log.warning("nobody turned away for a moment why=%s", error.strerror)
-                        await asyncio.sleep(PAUSE_S)
+                    except OSError as error:
+                        await asyncio.sleep(spell.pause_s(error))
                         continue
                     callers.create_task(_refuse(connection, _answer(why())))
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from core.batches import OwedPage, QueueReply, Submission, Written
+from core.batches import QUEUE_PATH, OwedPage, QueueReply, Submission, Written
 from core.errors import (
     BodyTooLarge,
     InvalidRequest,
     NotFound,
+    RegionUnavailable,
     RequestError,
     VersionSkew,
     to_fault,
@@ -30,7 +31,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class QueueHttp:
-    """`check` raises the refusal of a caller without the secret; `poke` tells the worker."""
+    """`check` raises the refusal of a caller without the secret; `poke` tells the worker. While
+    `leaving`, batches are another region's."""
 
     def __init__(
         self,
@@ -39,16 +41,19 @@ class QueueHttp:
         check: Callable[[web.Request], None],
         poke: Callable[[], None],
         body_bytes: int,
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._kept = kept
         self._check = check
         self._poke = poke
+        self._leaving = leaving
         self._limit = body_bytes + MAX_BODY_ITEMS * _BYTES_PER_ITEM
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/internal/v1/queue", self._add),
-            web.get("/internal/v1/queue/{batch}", self._state),
+            web.post(QUEUE_PATH, self._add),
+            web.get(QUEUE_PATH, self._left),
+            web.get(f"{QUEUE_PATH}/{{batch}}", self._state),
             web.get("/internal/v1/owed", self._owed),
             web.post("/internal/v1/owed", self._written),
         ]
@@ -57,7 +62,10 @@ class QueueHttp:
         self._check(http)
         try:
             _check_wire(http)
-            reply: QueueReply = await self._kept.add(_submission(await self._body(http)))
+            batch = _submission(await self._body(http))
+            if self._leaving():
+                raise RegionUnavailable("the region is being taken out")
+            reply: QueueReply = await self._kept.add(batch)
         except RequestError as error:
             reply = to_fault(error)
         self._poke()
@@ -72,6 +80,14 @@ class QueueHttp:
         except RequestError as error:
             reply = to_fault(error)
         return _answer(reply)
+
+    async def _left(self, http: web.Request) -> web.Response:
+        self._check(http)
+        try:
+            left = await self._kept.left()
+        except RequestError as error:
+            raise web.HTTPServiceUnavailable(text=error.message) from error
+        return web.Response(body=msgspec.json.encode(left), content_type="application/json")
 
     async def _owed(self, http: web.Request) -> web.Response:
         self._check(http)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, TypeVar
 
-from core.batches import BatchState, Owed, Submission
+from core.batches import BatchState, Owed, QueueLeft, Submission
 from core.errors import InternalError
 from regional.queue.rules import Again, Answered
 from regional.queue.store import Job, Store
@@ -54,6 +54,9 @@ class KeptQueue:
     async def waiting(self) -> int:
         """Items without an answer."""
         return await self._do(Store.waiting)
+
+    async def left(self) -> QueueLeft:
+        return await self._do(Store.left)
 
     async def purge(self, namespace: str) -> int:
         """How many batches it had."""

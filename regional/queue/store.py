@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from core.batches import KEEP_S, BatchState, ItemAnswer, Owed, Submission
+from core.batches import KEEP_S, BatchState, ItemAnswer, Owed, QueueLeft, Submission
 from core.errors import (
     Cancelled,
     ConfigError,
@@ -273,6 +273,11 @@ class Store:
         count = "SELECT count(*) FROM items WHERE request IS NOT NULL"
         waiting: int = self._db.execute(count).fetchone()[0]
         return waiting
+
+    def left(self) -> QueueLeft:
+        (owed,) = self._db.execute("SELECT count(*) FROM owed").fetchone()
+        (kept,) = self._db.execute("SELECT count(*) FROM batches").fetchone()
+        return QueueLeft(waiting=self.waiting(), owed=owed, kept=kept)
 
     def size(self) -> int:
         """What the file holds, free pages left out."""

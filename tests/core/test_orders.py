@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from core.errors import InternalError
 from core.orders import OrderAsk, Orders, orders_file, read_orders, write_orders
 
 
@@ -15,6 +16,15 @@ def test_what_is_not_said_stays() -> None:
     assert orders == Orders(resting=True, nodes=("a", "b"), weight=50)
     orders = orders.changed(OrderAsk(nodes={"a": False, "c": False}, weight=0, resting=False))
     assert orders == Orders(nodes=("b",))
+
+
+def test_to_leave_is_to_rest_until_it_rests_no_more() -> None:
+    leaving = Orders().changed(OrderAsk(resting=True, leaving=True))
+    assert leaving == Orders(resting=True, leaving=True)
+    assert leaving.changed(OrderAsk(weight=5)).leaving
+    assert leaving.changed(OrderAsk(resting=True)) == Orders(resting=True)
+    assert leaving.changed(OrderAsk(resting=False)) == Orders()
+    assert Orders().changed(OrderAsk(resting=False, leaving=True)) == Orders()
 
 
 def test_they_are_kept_and_a_damaged_file_is_none(tmp_path: Path) -> None:
@@ -30,3 +40,13 @@ def test_they_are_kept_and_a_damaged_file_is_none(tmp_path: Path) -> None:
 def test_what_no_order_is(body: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(body, type=OrderAsk)
+
+
+def test_what_cannot_be_written_leaves_what_was(tmp_path: Path) -> None:
+    path = orders_file(tmp_path, "eu")
+    write_orders(path, Orders(weight=7))
+    path.with_suffix(".new").symlink_to("/dev/full")
+    with pytest.raises(InternalError, match=r"orders-eu\.json: No space left on device"):
+        write_orders(path, Orders(weight=8))
+    assert read_orders(path) == Orders(weight=7)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]

@@ -12,7 +12,7 @@ import pytest
 
 from core.config import Tls, World, parse
 from core.errors import ConfigError
-from core.tls import Credentials, Files, credentials_of
+from core.tls import EVERY_S, Credentials, Files, credentials_of
 from deploy import certs
 
 TEXT = """
@@ -118,7 +118,9 @@ def test_a_rotation_breaks_nothing(world: World, authority: bool) -> None:
                 assert await said(port, client.client) == b"ahoy\n"
                 assert server.refresh()
                 assert client.refresh()
-            certs.rotate(world, 30, lambda _: None, authority=False)
+            waits: list[float] = []
+            certs.rotate(world, 30, lambda _: None, authority=False, sleep=waits.append)
+            assert [wait > EVERY_S for wait in waits] == [True] * authority, "others read it first"
             assert server.pem() != old
             # One side has read the new ones, the other not yet: both orders.
             assert server.refresh()

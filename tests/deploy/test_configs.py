@@ -8,11 +8,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from core.config import World, load, parse
 from core.models.config import Latent, ModelConfig
 from deploy.memory import bytes_per_token, check_memory
-from deploy.topology_diff import as_it_would_run, changes, rereads, restarts
+from deploy.topology_diff import as_it_would_run, changes, departing, rereads, restarts
 from deploy.where import SHIPPED
 from tests.deploy.test_cli import skerry
 
@@ -60,11 +61,29 @@ def test_who_has_to_start_again_and_who_is_told(
 
 
 def test_what_only_moved_in_the_file_is_no_change() -> None:
-    head, nyc, ams = TEXT.partition('[[edges]]\nname = "nyc"')[0], *TEXT.split("[[edges]]")[1:]
-    ams, regions = ams.split("[[regions]]", 1)
-    moved = f"{head}[[edges]]{ams}[[edges]]{nyc}[[regions]]{regions}"
-    assert parse(moved) != parse(TEXT)
-    assert changes(parse(TEXT), parse(moved)) == []
+    before = parse(TEXT)
+    moved = replace(before, regions=before.regions[::-1])
+    assert moved != before
+    assert changes(before, moved) == []
+
+
+def test_the_first_edge_has_the_timers_of_workers() -> None:
+    before = parse(TEXT)
+    moved = replace(before, edges=before.edges[::-1])
+    found = changes(before, moved)
+    assert sorted(map(str, found)) == ["+ edges.ams.timers = true", "- edges.nyc.timers = true"]
+    assert restarts(found, moved) == ["ams", "nyc"]
+    without = replace(before, edges=tuple(replace(one, admin=None) for one in before.edges))
+    assert changes(without, replace(without, edges=without.edges[::-1])) == []
+    left = replace(before, edges=before.edges[1:])
+    assert restarts(changes(before, left), left) == ["ams"]
+
+
+def test_who_is_to_go_is_named() -> None:
+    before = parse(TEXT)
+    left = replace(before, regions=before.regions[1:], edges=before.edges[1:])
+    assert departing(before, left) == ["us", "us-prefill-1", "us-decode-1", "nyc"]
+    assert departing(left, before) == []
 
 
 def test_ports_that_the_start_found_are_no_change(tmp_path: Path) -> None:
@@ -97,7 +116,9 @@ def test_the_command_says_both_sides_and_exits_1() -> None:
     done = skerry("config", "diff", "two-regions", "local")
     assert done.returncode == 1
     assert "- regions.us\n" in done.stdout
-    assert "to be started again: home, home-1, here" in done.stdout
+    assert "to be started: home, home-1, here\n" in done.stdout
+    assert "to be started again: nobody\n" in done.stdout
+    assert "to be drained and stopped: us, eu, us-prefill-1," in done.stdout
     same = skerry("config", "diff", "local", "local")
     assert (same.returncode, same.stdout) == (0, "no difference\n")
 

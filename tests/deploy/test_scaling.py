@@ -147,6 +147,17 @@ def test_what_a_rollout_replaces_is_not_touched(supervised: Supervised) -> None:
     assert list(supervised.fleet) == ["d2"]
 
 
+def test_what_a_rollout_takes_out_just_then_is_not_started(supervised: Supervised) -> None:
+    def spec(name: str) -> Spec:
+        supervised.fleet.reserve(name)
+        return supervised.spec(name)
+
+    numbers = Numbers(supervised.fleet, spec, say=supervised.said.append, revive=True)
+    numbers.follow(REGION, [view(1)])
+    assert list(supervised.fleet) == []
+    assert supervised.said == []
+
+
 def test_one_that_does_not_end_is_taken_down(supervised: Supervised) -> None:
     supervised.how = "loath"
     supervised.follow(view(1))

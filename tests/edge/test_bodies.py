@@ -199,11 +199,11 @@ async def test_unknown_fields_name_the_nearest(tmp_path: Path) -> None:
     async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
         answer = await edge.http.post(CHAT, json=chat(temprature=1))
         assert answer.json()["error"]["message"] == (
-            "Unrecognized request argument supplied: temprature. Did you mean 'temperature'?"
+            "Unrecognized request argument supplied: temprature; did you mean 'temperature'?"
         )
         inner = {"role": "user", "content": "x", "nmae": "y"}
         answer = await edge.http.post(CHAT, json=chat() | {"messages": [inner]})
-        assert "Did you mean 'name'?" in answer.json()["error"]["message"]
+        assert "; did you mean 'name'?" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -214,13 +214,15 @@ async def test_unknown_model(tmp_path: Path, stream: bool) -> None:
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "'@cf/acme/tinny'" in error["message"]
-    assert "Did you mean '@cf/acme/tiny'?" in error["message"]
+    assert "does not exist; did you mean '@cf/acme/tiny'?" in error["message"]
 
 
 async def test_a_model_that_is_like_no_other_names_where_they_are_listed(tmp_path: Path) -> None:
     async with FakeRegion("eu").serving() as eu, running_edge(world_of(tmp_path, eu)) as edge:
         answer = await edge.http.post(CHAT, json=chat() | {"model": "zzz"})
-    assert "GET /v1/models" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"] == (
+        "The model 'zzz' does not exist; GET /v1/models lists those that do."
+    )
 
 
 async def test_what_is_accepted(tmp_path: Path) -> None:

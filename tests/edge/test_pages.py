@@ -58,7 +58,7 @@ async def test_models(tmp_path: Path) -> None:
             assert (await edge.http.get(path)).json()["id"] == "@cf/acme/tiny"
         unknown = await edge.http.get("/v1/models/tinny")
         assert unknown.status_code == 404
-        assert "Did you mean 'tiny'?" in unknown.json()["error"]["message"]
+        assert "; did you mean 'tiny'?" in unknown.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from core.config import parse
-from core.errors import ContextLengthExceeded, InvalidRequest
+from core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from core.types import GenerateRequest, Message, ResponseFormat, Tool, ToolCall, ToolChoice
 from regional.reading import READERS, Reader
 from tests.regional.fake_node import MODEL
@@ -240,3 +240,13 @@ def test_what_a_schema_makes_impossible_is_refused_by_name(field: str, value: ob
         asyncio.run(reader.read(msgspec.structs.replace(FORMED, sampling=sampling)))
     assert refused.value.param == field
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("smal", "did you mean 'small'?"), ("zzz", f"there are: {MODEL}, small, default")],
+)
+def test_an_unknown_model_has_the_nearest_name_or_all_of_them(name: str, hint: str) -> None:
+    with pytest.raises(ModelNotFound) as refused:
+        asyncio.run(READER.read(ask(model=name)))
+    assert refused.value.message == f"no model {name!r} here; {hint}"

@@ -29,13 +29,17 @@ MODEL = "tiny"
 CONTEXT = 16384
 
 
-def topology(source: Path, *, step_ms: float, prefill_tokens_per_s: float) -> config.Topology:
+def topology(
+    source: Path, *, step_ms: float, prefill_tokens_per_s: float, repeat: bool = False
+) -> config.Topology:
     model = config.Model(
         source=str(source),
         aliases=("tiny-alias", "@cf/huggingfacetb/smollm2-135m-instruct"),
         engine="scripted",
         context=CONTEXT,
-        scripted=config.Scripted(step_ms=step_ms, prefill_tokens_per_s=prefill_tokens_per_s),
+        scripted=config.Scripted(
+            step_ms=step_ms, prefill_tokens_per_s=prefill_tokens_per_s, repeat=repeat
+        ),
     )
     here = "127.0.0.1:0"
     return config.Topology(
@@ -71,12 +75,15 @@ def scripted_world(
     prefill_tokens_per_s: float = 4000.0,
     workers: Mapping[str, int] = MappingProxyType({}),
     otlp: str | None = None,
+    repeat: bool = False,
 ) -> Iterator[LocalWorld]:
     """The world, up, its lost processes started again after a tenth of a second. `workers`: of
-    edges that have several processes."""
+    edges that have several processes; `repeat`: answers are as long as they are asked to be."""
     source = write_tiny_folder(folder / "tiny", context=CONTEXT)
     file = folder / "scripted.toml"
-    described = topology(source, step_ms=step_ms, prefill_tokens_per_s=prefill_tokens_per_s)
+    described = topology(
+        source, step_ms=step_ms, prefill_tokens_per_s=prefill_tokens_per_s, repeat=repeat
+    )
     edges = (
         msgspec.structs.replace(edge, workers=workers.get(edge.name, 1)) for edge in described.edges
     )

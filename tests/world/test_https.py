@@ -27,7 +27,7 @@ from deploy.state import current_of
 from deploy.status import edge_view
 from tests.tiny_text import write_tiny_folder
 from tests.world.faults import until
-from tests.world.scripted import CONTEXT, Answer, ask, completion, topology
+from tests.world.scripted import CONTEXT, Answer, ask, completion, lines_of, topology
 
 pytestmark = pytest.mark.world
 
@@ -166,3 +166,30 @@ def test_a_rollout_does_not_change_between_http_and_https(
     file.write_text(toml_write.dump(topology), encoding="utf-8")
     with pytest.raises(ConfigError, match="'ams' cannot change between http and https"):
         list(asked(Deploy(unit="ams", topology=str(file)), world.world.state))
+
+
+def test_an_edge_of_two_processes_leaves_with_its_last_answer(
+    world: LocalWorld, tmp_path: Path
+) -> None:
+    gone = world.edges["nyc"]
+    left = msgspec.structs.replace(world.world.topology, edges=world.world.topology.edges[:1])
+    file = tmp_path / "left.toml"
+    file.write_text(toml_write.dump(left), encoding="utf-8")
+    known = "".join(file_of(world, edge).read_text() for edge in world.edges)
+    what = Deploy(unit="nyc", topology=str(file), idle_s=30, ready_s=30)
+    with edge_client(gone) as client, client.stream(
+        "POST", f"{gone}/v1/completions", json=completion(WORDS, max_tokens=200)
+    ) as response:  # fmt: skip
+        lines = lines_of(response)
+        last = [next(lines)]
+        said = threading.Thread(target=lambda: list(asked(what, world.world.state)))
+        said.start()
+        last += lines
+    said.join(60)
+    assert last[-1] == "data: [DONE]"
+    assert world.edges.keys() == {"ams"}
+    with pytest.raises(AskFailed):
+        edge_view(gone)
+    with Callers(world.edges, known) as callers:
+        assert until(lambda: len(callers.answers) > 2)
+    assert callers.failures == []

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from core.accepting import Accepting
 from core.errors import RequestError
 from core.framing import FrameDecoder, encode_frame
 from core.kv.handoff import Failure, Incoming, Phase, Refusal
@@ -95,12 +96,9 @@ class OneSidedLanding:
 
     def __init__(self, listener: socket.socket, offer: Offer, desk: Desk) -> None:
         self.offers = (offer,)
-        self._listener = listener
         self._desk = desk
-        self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], _Connection] = {}
-        listener.setblocking(False)
-        self._loop.add_reader(listener, self._accept)
+        self._accepting = Accepting(listener, self._welcome, of=f"kv-{offer.kind}")
 
     @property
     def address(self) -> str:
@@ -117,17 +115,12 @@ class OneSidedLanding:
                 task.cancel()
 
     def close(self) -> None:
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        self._accepting.close()
         for task, connection in tuple(self._connections.items()):
             connection.refuse(Refusal.CLOSED)
             task.cancel()
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # the peer went away between the wake-up and now
+    def _welcome(self, sock: socket.socket) -> None:
         if len(self._connections) >= MAX_CONNECTIONS or not self._desk.way.admit(sock):
             log.warning("a source was turned away")
             sock.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from xxhash import xxh3_64_intdigest
 
+from core.accepting import Accepting
 from core.kv.handoff import Failure, Incoming, Phase, Refusal
 from core.kv.ticket import Offer
 from core.kv.transports.awaited import Awaited
@@ -50,7 +51,6 @@ class TcpLanding:
         tls: ssl.SSLContext | None,
         host: str,
     ) -> None:
-        self._listener = listener
         self._clock = clock
         self._tls = tls
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class TcpLanding:
         self._connections: set[_Connection] = set()
         port = listener.getsockname()[1]
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._loop.add_reader(listener, self._accept)
+        self._accepting = Accepting(listener, self._welcome, of="kv-data")
 
     @classmethod
     def listen(
@@ -72,7 +72,6 @@ class TcpLanding:
         `awaited`: where other landings serve the same transfers. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=128)
-        listener.setblocking(False)
         return cls(listener, clock, awaited or Awaited(), tls, host)
 
     @property
@@ -98,8 +97,7 @@ class TcpLanding:
         self.awaited.settled(arrival)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        self._accepting.close()
         for connection in tuple(self._connections):
             connection.close(Refusal.CLOSED)
 
@@ -113,11 +111,7 @@ class TcpLanding:
             if one.arrival is not None and one.arrival.incoming is incoming
         ]
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # the peer went away between the wake-up and now
+    def _welcome(self, sock: socket.socket) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
             log.warning("data socket: more than %d connections, one refused", MAX_CONNECTIONS)
             sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from core.engine.crew import Peer, dial, gather, listen, own_address
 from core.errors import NodeLost
+from tests.listeners import Failing
 
 SECRET = "of the node"
 HERE = "127.0.0.1"
@@ -97,6 +99,24 @@ def test_strangers_are_turned_away_and_do_not_hold_up_the_others() -> None:
         for one in (right, wrong, unknown, found[1]):
             one.close()
         noise.close()
+
+
+def test_without_room_for_a_rank_it_is_taken_in_a_moment_later() -> None:
+    with Failing.of(listen(HERE), errno.EMFILE, times=2) as listener, ThreadPoolExecutor(1) as pool:
+        gathering = pool.submit(gather, SECRET, listener, [1], within_s=10)
+        one = dial((HERE, listener.getsockname()[1]), 0, 1, SECRET, within_s=10)
+        found = gathering.result()
+        assert listener.failed == 2
+        found[1].close()
+        one.close()
+
+
+def test_a_rank_for_which_there_is_never_room_does_not_come() -> None:
+    with (
+        Failing.of(listen(HERE), errno.EMFILE, times=1 << 30) as listener,
+        pytest.raises(NodeLost, match=r"rank 1 did not come: .*open files"),
+    ):
+        gather(SECRET, listener, [1], within_s=0.25)
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import mmap
 import os
 import random
@@ -18,17 +19,19 @@ from hypothesis import strategies as st
 from core.errors import TransferFailed
 from core.kv.handoff import Failure
 from core.kv.shards import PoolMemory, endpoints
-from core.kv.ticket import PieceKey
+from core.kv.ticket import Offer, PieceKey
 from core.kv.transports import shared
+from core.kv.transports.awaited import Awaited
 from core.kv.transports.base import MOONCAKE, SHARED_MEMORY, Piece, Span
 from core.kv.transports.mooncake import SLOT_BYTES, MooncakeReader, fetches
-from core.kv.transports.one_sided import Reader
+from core.kv.transports.one_sided import Desk, OneSidedLanding, Reader
 from core.kv.transports.one_sided_send import digest_of
 from core.kv.transports.one_sided_wire import HELLO_BYTES, Memory, Shown, Source, shown
-from core.kv.transports.shared import SharedReader
+from core.kv.transports.shared import SharedReader, SharedWay
 from core.kv.transports.words import Word, Words, stands
 from tests.core.kv.receivers import GEOMETRY, MODEL, WAIT_S, receiver, send_all, source_memory
 from tests.core.kv.test_layout import cut, pool, random_split, whole_group
+from tests.listeners import Failing
 
 # ---------------------------------------------------------------- words
 
@@ -220,6 +223,32 @@ def test_bytes_that_are_no_hello_change_nothing(garbage: bytes) -> None:
             shipment = await side.carrier.open(side.ticket, MODEL, side.failed.append)
             await send_all(shipment, side.pieces())
             await shipment.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_without_room_for_a_source_it_is_taken_in_a_moment_later(number: int) -> None:
+    async def go() -> None:
+        plain = socket.socket(socket.AF_UNIX)
+        plain.bind(f"\0skerry-test-{os.getpid()}-{number}")
+        plain.listen()
+        listener = Failing.of(plain, number, times=2)
+        faults: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        offer = Offer(SHARED_MEMORY, "@nowhere")
+        landing = OneSidedLanding(listener, offer, Desk(SharedWay(), Awaited(), time.monotonic))
+        try:
+            with socket.socket(socket.AF_UNIX) as source:
+                source.setblocking(False)
+                await loop.sock_connect(source, listener.getsockname())
+                await loop.sock_sendall(source, bytes(HELLO_BYTES))
+                async with asyncio.timeout(WAIT_S):
+                    assert b"refused" in await loop.sock_recv(source, 100)
+            assert (listener.failed, faults) == (2, [])
+        finally:
+            landing.close()
 
     asyncio.run(go())
 

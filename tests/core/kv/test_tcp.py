@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,9 @@ from core.errors import TransferFailed
 from core.kv.handoff import Failure, Phase, Refusal
 from core.kv.ticket import Endpoint, Offer, PieceKey, Ticket, new_ticket_id
 from core.kv.transports import tcp_send
+from core.kv.transports.awaited import Awaited
 from core.kv.transports.base import Piece
+from core.kv.transports.tcp import TcpLanding
 from core.kv.transports.tcp_send import TcpCarrier, TcpShipment
 from core.kv.transports.tcp_wire import (
     HEAD_BYTES,
@@ -40,6 +44,7 @@ from tests.core.kv.receivers import (
     receiver,
     whole,
 )
+from tests.listeners import Failing
 
 
 class Raw:
@@ -329,3 +334,25 @@ def test_how_many_streams_are_worth_their_while(
     ticket = Ticket(new_ticket_id(), 1, 1.0, (endpoint,))
     assert TcpCarrier()._worthwhile(ticket, host) == expected
     assert TcpCarrier(streams=7)._worthwhile(ticket, host) == (7 if offers else 1)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_without_room_for_a_sender_it_is_taken_in_a_moment_later(number: int) -> None:
+    async def go() -> None:
+        listener = Failing.on_loopback(number, times=2)
+        faults: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        landing = TcpLanding(listener, time.monotonic, Awaited(), None, "127.0.0.1")
+        try:
+            with socket.create_connection(listener.getsockname()) as sender:
+                sender.setblocking(False)
+                await loop.sock_sendall(sender, b"\x00" * HELLO_BYTES)
+                async with asyncio.timeout(WAIT_S):
+                    said = await loop.sock_recv(sender, REPLY_BYTES)
+            assert decode_reply(said) == (Reply.FAILED, Refusal.PROTOCOL)
+            assert (listener.failed, faults) == (2, [])
+        finally:
+            landing.close()
+
+    asyncio.run(go())

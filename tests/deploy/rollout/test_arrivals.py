@@ -13,7 +13,20 @@ from core.errors import ConfigError
 from core.types import Role
 from deploy.rollout.arrivals import arrive, newcomers
 from deploy.rollout.plan import way_back
-from deploy.rollout.steps import Beside, Heard, Ready, Reread, Start, Step, Stop
+from deploy.rollout.steps import (
+    Beside,
+    Heard,
+    Hosting,
+    Idle,
+    Kind,
+    Ready,
+    Reread,
+    Rest,
+    Shelve,
+    Start,
+    Step,
+    Stop,
+)
 from tests.deploy.rollout.test_plan import SPLIT, TWO, region, standing, topology, wish
 
 ASIA = region("asia", *SPLIT, routers=2)
@@ -42,6 +55,29 @@ def test_an_edge_comes_alone() -> None:
     after = replace(TWO, edges=(*TWO.edges, SFO))
     plans = [steps for steps in arrivals(after, "sfo") if steps]
     assert plans == [(Start("sfo"), Ready(("sfo",)))]
+
+
+def test_an_edge_has_the_workers_of_the_others_before_anybody_asks_it() -> None:
+    after = replace(TWO, edges=(*TWO.edges, replace(SFO, admin="127.0.0.1:6")))
+    before = standing(TWO, shelved=frozenset({"chat", "apt"}))
+    plans = arrive(wish(after, "sfo"), *newcomers(TWO, after), before)
+    steps = (Shelve("sfo", ("apt", "chat")), Start("sfo"), Ready(("sfo",)), Hosting("sfo"))
+    assert steps in plans
+    assert way_back(steps, before) == (Stop("sfo"), Shelve("sfo", ("apt", "chat"), back=True))
+    without = replace(TWO, edges=(*TWO.edges, SFO))
+    assert (Start("sfo"), Ready(("sfo",))) in arrive(
+        wish(without, "sfo"), *newcomers(TWO, without), before
+    )
+
+
+def test_nodes_that_go_when_another_region_comes_are_seen_off() -> None:
+    eu, us = TWO.regions
+    less = replace(eu, nodes=eu.nodes[:-1])
+    after = topology(less, us, ASIA)
+    plans = arrive(wish(after, "asia"), *newcomers(TWO, after), standing(TWO))
+    gone = eu.nodes[-1].name
+    steps = (Reread("eu"), Rest(Kind.NODE, gone, True), Idle(Kind.NODE, gone), Stop(gone))
+    assert steps in plans
 
 
 def test_all_that_is_new_comes_together() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import socketserver
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from core.accepting import PAUSE_S
 from core.errors import ConfigError
 from deploy.rollout.control import LONGEST_PATH, Tell, ask, serving
 from deploy.rollout.messages import Ask, Deploy, Said, View
@@ -71,6 +76,37 @@ def test_a_caller_who_leaves_does_not_stop_what_is_begun(tmp_path: Path) -> None
         del told
         gone.set()
         assert ended.wait(10)
+
+
+def test_without_room_for_a_caller_it_pauses_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[float] = []
+    inner = socketserver.ThreadingUnixStreamServer.get_request
+
+    def crowded(self: socketserver.ThreadingUnixStreamServer) -> object:
+        tried.append(time.monotonic())
+        if len(tried) <= 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return inner(self)
+
+    monkeypatch.setattr(socketserver.ThreadingUnixStreamServer, "get_request", crowded)
+    with serving(tmp_path / "control.sock", count) as where:
+        assert len(list(ask(where, Deploy(unit="eu")))) == 3
+    assert len(tried) == 4
+    assert tried[3] - tried[0] >= 3 * PAUSE_S * 0.9, "it did not spin"
+    assert len([one for one in caplog.records if "no room" in one.message]) == 1
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    def full(what: Ask, tell: Tell) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "topology-2.toml")
+
+    with (
+        serving(tmp_path / "control.sock", full) as where,
+        pytest.raises(ConfigError, match=r"No space left on device: 'topology-2\.toml'"),
+    ):
+        list(ask(where, Deploy(unit="eu")))
 
 
 def test_a_world_is_found_by_its_state(tmp_path: Path) -> None:

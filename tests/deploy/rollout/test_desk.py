@@ -64,6 +64,13 @@ def test_what_another_region_is_to_have_is_not_followed_yet(tmp_path: Path) -> N
     assert followed.path == desk.world.path
 
 
+def test_a_region_whose_router_is_just_being_taken_out_is_not_followed(tmp_path: Path) -> None:
+    with running([], say=lambda _: None) as fleet:
+        desk = desk_of(fleet, tmp_path)
+        del desk._made[TOPOLOGY.regions[0].name]
+        assert desk.followed.topology.regions == ()
+
+
 def test_who_was_taken_out_is_not_started_again(tmp_path: Path) -> None:
     with (
         running([], say=lambda _: None) as fleet,

@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from core.config import Topology
-from deploy.rollout.fit import misfits, settled
-from tests.deploy.rollout.test_plan import TWO, topology
+from core.types import Role
+from deploy.rollout.fit import misfits, settled, with_those_of
+from tests.deploy.rollout.test_plan import TWO, region, topology
 
 
 def test_addresses_that_were_asked_for_are_those_that_were_found() -> None:
@@ -24,8 +25,6 @@ def test_addresses_that_were_asked_for_are_those_that_were_found() -> None:
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (replace(TWO, edges=TWO.edges[:1]), "edge 'nyc' runs"),
-        (replace(TWO, regions=TWO.regions[:1]), "region 'us' runs"),
         (
             replace(TWO, edges=(replace(TWO.edges[0], listen="127.0.0.1:9"), TWO.edges[1])),
             "listen of 'ams' cannot change while it runs: it is '127.0.0.1:3'",
@@ -42,5 +41,25 @@ def test_what_does_not_fit(after: Topology, words: str) -> None:
     assert words in found.what
 
 
-def test_the_same_fits() -> None:
+def test_the_same_fits_and_less_of_it() -> None:
     assert list(misfits(TWO, TWO)) == []
+    assert list(misfits(TWO, replace(TWO, edges=TWO.edges[:1], regions=TWO.regions[:1]))) == []
+
+
+@pytest.mark.parametrize("role", [None, Role.PREFILL])
+def test_a_model_that_nobody_would_serve_any_more(role: Role | None) -> None:
+    alone = region("asia", ("a", Role.COMBINED), model="other")
+    was = topology(*TWO.regions, alone)
+    left = () if role is None else (region("asia", ("a", role), model="other"),)
+    after = topology(*TWO.regions, *left)
+    (found,) = misfits(was, after)
+    assert (found.path, found.what[:43]) == (
+        ("models", "other"), "no region would serve 'other' any more: tak",
+    )  # fmt: skip
+    assert list(misfits(was, replace(after, models={"m": after.models["m"]}))) == []
+
+
+def test_what_is_kept_of_a_file_and_what_was_found_for_it() -> None:
+    running = topology(replace(TWO.regions[0], http="127.0.0.1:777"))
+    assert with_those_of(TWO, running).regions == (running.regions[0], TWO.regions[1])
+    assert with_those_of(running, TWO).regions == TWO.regions[:1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,6 +250,14 @@ def test_units_go_back_together_the_last_one_first() -> None:
     ]
 
 
+def test_a_machine_without_room_is_a_failure_like_any_other() -> None:
+    full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    stage = Broken(Beside("ams"), Reread("us", back=True), error=full)
+    with pytest.raises(RolledBack, match=r"Too many open files[\s\S]*way back failed as well"):
+        roll_out([[Reread("us")], [Beside("ams")]], standing(TWO), stage, lambda _line: None)
+    assert stage.taken[2:] == [Beside("ams", back=True), Reread("us", back=True)]
+
+
 @pytest.mark.parametrize(
     ("world", "unit", "more", "words"),
     [
@@ -286,14 +296,15 @@ def test_who_stands_in(world: Topology, serving: set[str], stands: bool) -> None
 class Broken:
     """A stage that takes note, and fails at some steps."""
 
-    def __init__(self, *failing: Step) -> None:
+    def __init__(self, *failing: Step, error: Exception | None = None) -> None:
         self.taken: list[Step] = []
         self._failing = failing
+        self._error = error or ConfigError("it broke")
 
     def take(self, step: Step) -> None:
         self.taken.append(step)
         if step in self._failing:
-            raise ConfigError("it broke")
+            raise self._error
 
 
 def rolled_back(steps: Sequence[Step], *failing: Step) -> tuple[list[Step], str]:

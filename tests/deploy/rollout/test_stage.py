@@ -52,6 +52,7 @@ def test_a_router_that_answers_too_late_is_told_of_the_way_back(tmp_path: Path) 
         asking=cast("Asking", router),
         attending=cast("Attending", None),
         patience=Patience(),
+        say=lambda _: None,
     )
     with pytest.raises(ConfigError, match="does not answer"):
         stage.take(Reread(ROUTER))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 import ssl
 from contextlib import suppress
@@ -13,21 +12,11 @@ from typing import cast
 
 import pytest
 
+from core.accepting import PAUSE_S
 from deploy.certs import self_signed
-from edge.tls_door import REST_S, TlsDoor
+from edge.tls_door import TlsDoor
 from tests.edge.tls.conftest import trusting
-
-
-class Full(socket.socket):
-    """A listening socket whose process has no room for another one, once."""
-
-    refused = 0
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if not self.refused:
-            self.refused += 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return super().accept()
+from tests.listeners import Failing
 
 
 class Echo(asyncio.Protocol):
@@ -51,15 +40,13 @@ async def test_without_room_it_rests_and_goes_on(
     pair: tuple[bytes, ssl.SSLContext], caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, context = pair
-    listener = Full(socket.AF_INET)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
+    listener = Failing.on_loopback(errno.EMFILE, times=1)
     port = listener.getsockname()[1]
     door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
     loop = asyncio.get_running_loop()
     began = loop.time()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(certificate))
-    assert loop.time() - began >= REST_S * 0.9
+    assert loop.time() - began >= PAUSE_S * 0.9
     assert "no room for another connection" in caplog.text
     writer.write(b"ahoy\n")
     assert await reader.readline() == b"ahoy\n"
@@ -74,18 +61,15 @@ async def test_without_room_it_rests_and_goes_on(
 
 async def test_closed_while_it_rests_it_stays_closed(pair: tuple[bytes, ssl.SSLContext]) -> None:
     _, context = pair
-    listener = Full(socket.AF_INET)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
+    listener = Failing.on_loopback(errno.EMFILE, times=2)
     number = listener.fileno()
     door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
     door.take_in()  # no room: it rests
-    listener.refused = 0
     door.take_in()  # the same once more
     door.close()
     with socket.create_server(("127.0.0.1", 0)) as next_one:
         assert next_one.fileno() == number, "descriptors are used again"
-        await asyncio.sleep(REST_S * 1.2)
+        await asyncio.sleep(PAUSE_S * 1.2)
         assert not asyncio.get_running_loop().remove_reader(number), "nobody listens for us there"
 
 
@@ -109,6 +93,19 @@ async def test_who_waits_in_the_queue_is_taken_in_before_it_closes(
 
         assert await loop.run_in_executor(None, speak) == b"late"
         assert door.shaking == 0
+
+
+async def test_one_who_has_gone_does_not_keep_the_others_out(
+    pair: tuple[bytes, ssl.SSLContext],
+) -> None:
+    _, context = pair
+    listener = Failing.on_loopback(errno.ECONNABORTED, times=1)
+    with socket.create_connection(listener.getsockname()):
+        door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
+        door.take_in()
+        assert door.shaking == 1
+        await asyncio.sleep(0)
+        await door.hang_up()
 
 
 async def test_its_end_breaks_off_who_has_not_begun(pair: tuple[bytes, ssl.SSLContext]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from edge.workers.pacer import Pacer
+from edge.workers.pacer import Pacer, _may_raise_priorities
 from edge.workers.pacing import HOLDS_S, Hold, Look, Room
 
 LOOPS = "while True: pass"
@@ -128,6 +129,32 @@ async def test_nobody_else_is_halted(code: str, room: Room) -> None:
         await asyncio.sleep(0.3)  # the interpreter's start holds its thread
         await paced(Pacer(room), one, 0.7)
         assert one.halted_s == 0.0
+
+
+@linux
+async def test_where_no_class_may_be_changed_slices_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(_pid: int, _policy: int, _param: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("edge.workers.pacer._may_raise_priorities", lambda: True)
+    monkeypatch.setattr(os, "sched_setscheduler", refuses)
+    with child(LOOPS) as loop:
+        await paced(Pacer(CROWDED), loop, 1.0)
+        assert loop.halted_s > 0.0
+
+
+@linux
+@pytest.mark.parametrize(
+    ("limit", "may"), [(resource.RLIM_INFINITY, True), (20, True), (19, False), (0, False)]
+)
+def test_who_may_raise_a_priority_again(
+    limit: int, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+    monkeypatch.setattr("edge.workers.pacer.CAP_SYS_NICE", 63)  # a right that nobody has
+    assert _may_raise_priorities() is may
 
 
 @linux

@@ -24,6 +24,7 @@ from edge.workers.table import Table
 from edge.workers.turning_away import turn_away
 from tests.edge.workers.doubles import Words
 from tests.edge.workers.test_host import ask, folder, hosting, serve, up
+from tests.listeners import Failing
 
 __all__ = ["folder"]
 
@@ -121,22 +122,11 @@ async def test_what_is_deployed_begins_anew(folder: Path) -> None:
         assert await ask(table) == "two -"
 
 
-class Crowded(socket.socket):
-    """A listener in a process that has no descriptor left for the first who comes."""
-
-    refusals = 1
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if self.refusals:
-            self.refusals -= 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return super().accept()
-
-
 async def test_no_room_for_a_caller_ends_no_rest(folder: Path) -> None:
-    with Crowded(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "w.sock"))
-        listener.listen()
+    plain = socket.socket(socket.AF_UNIX)
+    plain.bind(str(folder / "w.sock"))
+    plain.listen()
+    with Failing.of(plain, errno.EMFILE, times=1) as listener:
         listener.setblocking(False)
         away = asyncio.create_task(turn_away(listener, 30.0, lambda: WorkerResting("it rests")))
         reader, writer = await asyncio.open_unix_connection(str(folder / "w.sock"))

@@ -15,11 +15,14 @@ from core.batches import (
     ItemAnswer,
     OwedPage,
     QueuedItem,
+    QueueLeft,
     QueueReply,
     Submission,
     Written,
 )
+from core.errors import RegionUnavailable
 from core.events import Delta, Done, Fault, event_decoder
+from core.orders import OrderAsk
 from core.types import GenerateRequest, ModelName
 from tests.regional.fake_node import MODEL, attempt_of
 from tests.regional.fakes import Here, ask, delta, ending, region, run
@@ -97,6 +100,41 @@ def test_a_batch_runs_after_everybody_else_and_is_told(tmp_path: Path) -> None:
             assert told.told
             async with here.client.get(f"{here.base}/metrics") as page:
                 assert "skerry_router_kept_requests" in await page.text()
+
+    run(test())
+
+
+def test_what_is_queued_in_a_region_that_leaves_is_run_and_counted(tmp_path: Path) -> None:
+    async def left(here: Here) -> QueueLeft:
+        status, data = await _ask(here, "GET", "queue")
+        assert status == 200
+        return msgspec.json.decode(data, type=QueueLeft)
+
+    async def ordered(here: Here, ask: OrderAsk) -> None:
+        status, _ = await _ask(here, "POST", "orders", msgspec.json.encode(ask))
+        assert status == 200
+
+    async def test() -> None:
+        async with region(tmp_path, NODE) as here:
+            node = await here.joined(*NODE)
+            await ordered(here, OrderAsk(resting=True))
+            assert await left(here) == QueueLeft()
+            await _reply(here, "POST", "queue", msgspec.msgpack.encode(_batch(ask("one"))))
+            assert await left(here) == QueueLeft(waiting=1, kept=1)
+            assert here.app._room(0).draining
+            await ordered(here, OrderAsk(resting=True, leaving=True))
+            node.output(attempt_of(await node.got("start")), delta("yes"), *ending())
+            await _done(here)
+            late = msgspec.msgpack.encode(_batch(ask("two"), name="b2"))
+            refused = await _reply(here, "POST", "queue", late)
+            assert isinstance(refused, Fault)
+            assert refused.code == RegionUnavailable.code, "the edge asks another region"
+            assert await left(here) == QueueLeft(owed=1, kept=1)
+            wrote = msgspec.msgpack.encode(Written(request_ids=("r1",)))
+            await _reply(here, "GET", "owed?collector=a")
+            await _reply(here, "POST", "owed?collector=a", wrote)
+            assert await left(here) == QueueLeft(kept=1)
+            assert (await _ask(here, "GET", "queue", headers={}))[0] == 403
 
     run(test())
 
