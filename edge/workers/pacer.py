@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
+from edge.workers.cores import Cores, cores_here
 from edge.workers.pacing import GO_S, HALT_S, Hold, Look, Room
 
 LOOK_S = 0.02
@@ -116,10 +115,15 @@ class Pacer:
     """Of all Workers of one host."""
 
     def __init__(
-        self, room: Room | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        cores: Cores | None = None,
+        room: Room | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._room = room or Room(os.cpu_count() or 1)
+        self._cores = cores or cores_here()
+        self._room = room or Room(self._cores.count)
+        self._last_used_s = 0.0
         self._paced: dict[Pacable, _Paced] = {}
         self._somebody = asyncio.Event()
         self._may_restore = sys.platform == "linux" and _may_raise_priorities()
@@ -144,11 +148,17 @@ class Pacer:
     async def run(self) -> None:
         while True:
             await self._somebody.wait()
-            began, idle_s, own_s = self._clock(), _idle_s(), 0.0
+            began, used_s, own_s = self._clock(), self._used_s(), 0.0
             for _ in range(ROOM_LOOKS):
                 await asyncio.sleep(LOOK_S)
                 own_s += self._look()
-            self._room.see(self._clock() - began, _idle_s() - idle_s, own_s)
+            self._room.see(self._clock() - began, self._used_s() - used_s, own_s)
+
+    def _used_s(self) -> float:
+        """The last figure where there is none at this moment."""
+        with suppress(OSError, ValueError):
+            self._last_used_s = self._cores.used_s()
+        return self._last_used_s
 
     def _look(self) -> float:
         """CPU seconds of those who hold their threads."""
@@ -201,9 +211,3 @@ def _may_raise_priorities() -> bool:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> CAP_SYS_NICE & 1)
-
-
-def _idle_s() -> float:
-    """Of all cores since the machine's start."""
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))

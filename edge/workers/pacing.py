@@ -56,15 +56,16 @@ class Hold:
 
 
 class Room:
-    """What everybody else takes of a machine's cores."""
+    """What everybody else takes of the cores."""
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: float) -> None:
         self._cores = cores
         self._others = 0.0
 
-    def see(self, spent_s: float, idle_s: float, own_s: float) -> None:
-        """`idle_s` of all cores; `own_s` is what those who hold their threads have computed."""
-        others = max(0.0, self._cores * spent_s - idle_s - own_s) / spent_s
+    def see(self, spent_s: float, used_s: float, own_s: float) -> None:
+        """In `spent_s` everybody has computed `used_s`, and those who hold their threads `own_s` of
+        it."""
+        others = max(0.0, used_s - own_s) / spent_s
         self._others += WEIGHT * (others - self._others)
 
     def crowded(self, holding: int) -> bool:

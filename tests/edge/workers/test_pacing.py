@@ -7,12 +7,15 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
+from edge.workers.cores import Machine, cores_here
 from edge.workers.pacer import Pacer, _may_raise_priorities
 from edge.workers.pacing import HOLDS_S, Hold, Look, Room
 
@@ -73,8 +76,35 @@ def test_a_crowd_is_what_leaves_the_others_too_little(
 ) -> None:
     room = Room(cores)
     for _ in range(30):  # whoever holds a thread is not one of the others
-        room.see(1.0, cores - others - min(0.5, cores - others), min(0.5, cores - others))
+        room.see(1.0, others + 0.5, 0.5)
     assert room.crowded(holding) is crowded
+
+
+def test_a_control_group_with_a_limit_is_what_there_is(tmp_path: Path) -> None:
+    own, group = tmp_path / "own", tmp_path / "pod" / "edge"
+    group.mkdir(parents=True)
+    own.write_text("1:cpu:/else\n0::/pod/edge\n")
+    (group / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    (group / "cpu.max").write_text("50000 100000\n")
+    cores = cores_here(tmp_path, own)
+    assert (cores.count, cores.used_s()) == (0.5, 2.5)
+    for limit in ("max 100000\n", "100000000 100000\n", "nonsense\n"):
+        (group / "cpu.max").write_text(limit)
+        assert isinstance(cores_here(tmp_path, own), Machine), limit
+    (group / "cpu.max").write_text("50000 100000\n")
+    for stat in ("user_usec 1 x\n", ""):
+        (group / "cpu.stat").write_text(stat)
+        assert isinstance(cores_here(tmp_path, own), Machine), "it does not tell"
+    assert isinstance(cores_here(tmp_path, tmp_path / "absent"), Machine)
+
+
+def test_a_machine_counts_who_computes() -> None:
+    machine = Machine()
+    assert machine.count == os.cpu_count()
+    before, end = machine.used_s(), time.monotonic() + 0.3
+    while time.monotonic() < end:
+        pass
+    assert machine.used_s() > before
 
 
 class Child:
@@ -112,7 +142,7 @@ async def paced(pacer: Pacer, one: Child, seconds: float) -> None:
 @linux
 async def test_a_loop_on_a_crowded_machine_gets_slices() -> None:
     with child(LOOPS) as loop:
-        await paced(Pacer(CROWDED), loop, 1.5)
+        await paced(Pacer(room=CROWDED), loop, 1.5)
         assert loop.halted_s > 0.5
         status, policy = loop.state()
         assert status != psutil.STATUS_STOPPED
@@ -127,7 +157,7 @@ async def test_a_loop_on_a_crowded_machine_gets_slices() -> None:
 async def test_nobody_else_is_halted(code: str, room: Room) -> None:
     with child(code) as one:
         await asyncio.sleep(0.3)  # the interpreter's start holds its thread
-        await paced(Pacer(room), one, 0.7)
+        await paced(Pacer(room=room), one, 0.7)
         assert one.halted_s == 0.0
 
 
@@ -141,7 +171,7 @@ async def test_where_no_class_may_be_changed_slices_are_left(
     monkeypatch.setattr("edge.workers.pacer._may_raise_priorities", lambda: True)
     monkeypatch.setattr(os, "sched_setscheduler", refuses)
     with child(LOOPS) as loop:
-        await paced(Pacer(CROWDED), loop, 1.0)
+        await paced(Pacer(room=CROWDED), loop, 1.0)
         assert loop.halted_s > 0.0
 
 
@@ -159,7 +189,7 @@ def test_who_may_raise_a_priority_again(
 
 @linux
 async def test_who_ends_while_it_is_paced_disturbs_nobody() -> None:
-    pacer = Pacer(CROWDED)
+    pacer = Pacer(room=CROWDED)
     with child(LOOPS) as first, child(LOOPS) as second:
         running = asyncio.create_task(pacer.run())
         for one in (first, second):
