@@ -16,6 +16,7 @@ from core.prefix import (
     block_hashes,
     block_root,
     key_of,
+    next_block_hash,
     prompt_chain,
     records,
     route_chain,
@@ -231,6 +232,9 @@ def test_block_hashes_chain(ids: list[int], place: int) -> None:
     hashes = block_hashes(root, ids)
     assert len(hashes) == len(ids) // BLOCK_TOKENS
     assert block_hashes(root, ids + [1] * 5)[: len(hashes)] == hashes
+    for number, known in enumerate(hashes):  # one by one, as answers grow
+        before = hashes[number - 1] if number else root
+        assert next_block_hash(before, ids[16 * number : 16 * number + 16]) == known
     if place < len(hashes) * BLOCK_TOKENS:
         changed = [*ids[:place], ids[place] ^ 1, *ids[place + 1 :]]
         block = place // BLOCK_TOKENS
