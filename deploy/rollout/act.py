@@ -7,7 +7,8 @@ from typing import Protocol
 
 from core.errors import ConfigError
 from deploy.fleet import WorldEnds
-from deploy.rollout.plan import Standing, way_back
+from deploy.rollout.back import way_back
+from deploy.rollout.plan import Standing
 from deploy.rollout.steps import Step
 
 

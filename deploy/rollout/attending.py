@@ -108,7 +108,7 @@ class Attending:
 
         self._calm(f"region {region}", queued, "queued or not written down", HEARD_S)
         if left.kept:
-            self._say(f"  the answers of {left.kept} batches cannot be asked for without it")
+            self._say(f"  kept answers of batches that cannot be asked for without it: {left.kept}")
 
     def _hosting(self, edge: str) -> None:
         """Nobody goes back for a Worker: without it the edge is as useful as it would be new."""

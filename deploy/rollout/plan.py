@@ -1,4 +1,4 @@
-"""What a rollout does, step by step, and how its steps are taken back. Pure.
+"""What a rollout does, step by step. Pure.
 
 An edge is replaced beside itself, on the same socket. A region whose models others serve rests
 while it is replaced. One that has no stand-in is replaced node by node and router by router, as far
@@ -9,7 +9,7 @@ nodes, models and scales a router takes in as it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from core.config import Node, Region, Topology
 from core.config_scale import at_first, first_nodes
@@ -25,7 +25,6 @@ from deploy.rollout.steps import (
     Replace,
     Reread,
     Rest,
-    Shelve,
     Start,
     Step,
     Stop,
@@ -149,48 +148,6 @@ def has_stand_in(region: Region, topology: Topology, serving: Collection[str]) -
         if not able or any(not able & names for names in allowed):
             return False
     return True
-
-
-def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
-    """What leads back from `done`, whose last step may be half done. Steps that find nothing to
-    take back do nothing."""
-    rests = {(step.kind, step.name): step.resting for step in done if isinstance(step, Rest)}
-    replaced = [name for step in done if isinstance(step, Replace) for name in step.names]
-    started = [step.name for step in done if isinstance(step, Start)]
-    stopped = [step.name for step in done if isinstance(step, Stop)]
-    told = [step.router for step in done if isinstance(step, Reread)]
-    singles = {name: kind for kind, name in rests if kind is not Kind.REGION}
-    together = [name for name in replaced if name not in singles]
-    region = next((name for kind, name in rests if kind is Kind.REGION), None)
-    steps: list[Step] = []
-    if region is not None and (together or started) and not rests[Kind.REGION, region]:
-        steps += [Rest(Kind.REGION, region, True), Idle(Kind.REGION, region, must=False)]
-    steps += [Stop(name) for name in reversed(started)]
-    steps += [replace(step, back=True) for step in done if isinstance(step, Shelve)]
-    steps += [Reread(name, back=True) for name in reversed(told)]
-    if together:
-        steps += [Replace(tuple(together), back=True), Ready(tuple(together))]
-    steps += [Start(name) for name in reversed(stopped)]
-    if stopped:
-        steps.append(Ready(tuple(reversed(stopped))))
-    for name, kind in singles.items():
-        if name in replaced:
-            if not rests[kind, name]:
-                steps += [Rest(kind, name, True), Idle(kind, name, must=False)]
-            steps += [Replace((name,), back=True), Ready((name,))]
-            if name not in before.resting:
-                steps.append(Rest(kind, name, False))
-        else:  # a router that forgot it for a while has forgotten the operator's order too
-            steps.append(Rest(kind, name, name in before.resting))
-    steps += [Beside(step.edge, back=True) for step in done if isinstance(step, Beside)]
-    if together and region is not None:
-        steps.append(Heard(region))
-    for weighed in {step.region for step in done if isinstance(step, Weigh)}:
-        steps.append(Weigh(weighed, before.weights.get(weighed, 0)))
-    left = any(isinstance(step, Rest) and step.leaving for step in done)
-    if region is not None and (left or region not in before.resting):
-        steps.append(Rest(Kind.REGION, region, region in before.resting))
-    return tuple(steps)
 
 
 def _edge(wish: Wish, before: Standing) -> tuple[Step, ...]:

@@ -94,7 +94,7 @@ def rows_of(world: World, edge: Edge) -> Rows | None:
     with admin_of(world, edge) as admin:
         try:
             return msgspec.json.decode(admin.ask("GET", "/workers"), type=Rows)
-        except FleetError:
+        except (FleetError, msgspec.MsgspecError):
             return None
 
 
@@ -113,7 +113,7 @@ def _copied(state: Path, sources: Iterable[str], target: Shelf, name: str, edge:
             target.forget(name)
             why = str(error)
         else:
-            secrets = f" with {len(card.secrets)} secrets" if card.secrets else ""
+            secrets = f" with its secrets ({len(card.secrets)})" if card.secrets else ""
             return f"{name} {card.active}{secrets}, as edge {source} has it"
     return f"{name} could not be copied: {why}; deploy it again for edge {edge}"
 

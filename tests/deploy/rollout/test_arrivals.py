@@ -12,7 +12,7 @@ from core.config_scale import Scale
 from core.errors import ConfigError
 from core.types import Role
 from deploy.rollout.arrivals import arrive, newcomers
-from deploy.rollout.plan import way_back
+from deploy.rollout.back import way_back
 from deploy.rollout.steps import (
     Beside,
     Heard,

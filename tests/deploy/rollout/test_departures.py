@@ -11,8 +11,9 @@ from core.config import Edge, Model, Node, Topology
 from core.config_tenants import Tenant
 from core.errors import ConfigError
 from core.types import Role
+from deploy.rollout.back import way_back
 from deploy.rollout.departures import depart, leavers
-from deploy.rollout.plan import names_in, way_back
+from deploy.rollout.plan import names_in
 from deploy.rollout.steps import (
     Beside,
     Empty,

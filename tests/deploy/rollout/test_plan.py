@@ -17,7 +17,8 @@ from core.errors import ConfigError
 from core.types import Role
 from deploy.fleet import WorldEnds
 from deploy.rollout.act import RolledBack, roll_out
-from deploy.rollout.plan import Ran, Standing, Wish, has_stand_in, names_in, plan, way_back
+from deploy.rollout.back import way_back
+from deploy.rollout.plan import Ran, Standing, Wish, has_stand_in, names_in, plan
 from deploy.rollout.steps import (
     Beside,
     Heard,

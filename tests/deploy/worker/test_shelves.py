@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from core.config import World, parse
 from deploy.where import SHIPPED
-from deploy.worker.shelves import clear, fill, fill_empty, served_by, shelved, told
+from deploy.worker.fleet import Admin
+from deploy.worker.shelves import clear, fill, fill_empty, rows_of, served_by, shelved, told
 from edge.workers.admin_pages import Row, Rows
 from edge.workers.shelf import Card, Deployment, Shelf
 
@@ -75,6 +76,13 @@ def test_an_edge_without_an_admin_address_serves_nothing(tmp_path: Path) -> None
     with_, without = (replace(NYC, admin=one) for one in ("127.0.0.1:7", None))
     assert list(shelved(tmp_path, [with_])) == ["chat"]
     assert shelved(tmp_path, [without]) == {}
+
+
+def test_who_answers_something_else_is_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Admin, "ask", lambda *_: b"<html>")
+    assert rows_of(World(TWO, tmp_path / "topology.toml", tmp_path), NYC) is None
 
 
 def test_what_is_only_kept_is_not_served(tmp_path: Path) -> None:
