@@ -47,7 +47,7 @@ def test_each_comes_with_its_versions_and_secrets(tmp_path: Path) -> None:
     assert there.versions("chat") == shelf(tmp_path, "nyc").versions("chat")
     assert said == [
         f"  apt {there.versions('apt')[0]}, as edge nyc has it",
-        f"  chat {card.active} with 1 secrets, as edge nyc has it",
+        f"  chat {card.active} with its secrets (1), as edge nyc has it",
     ]
     assert SECRET not in "".join(said)
     for path in (tmp_path / "workers" / "sfo").rglob("*"):
