@@ -144,7 +144,7 @@ def test_a_region_that_still_answers_when_the_patience_ends_stays(
     before = pids(whole)
     file = str(file_of(whole, tmp_path, without("asia")))
     key = key_to_asia(whole.edges["sfo"])
-    long = Long(whole.edges["sfo"], 1500, prompt_cache_key=key)
+    long = Long(whole.edges["sfo"], 2500, prompt_cache_key=key)  # 10 s
     assert long.answer.headers["x-skerry-region"] == "asia"
     with pytest.raises(ConfigError, match=r"asia still has 1 under way after 1 s[\s\S]*as it was"):
         rolled(whole, "asia", file, idle_s=1)

@@ -122,7 +122,8 @@ def test_a_cold_split_request_is_one_trace_of_its_callers(seen: Seen) -> None:
     for inner, outer in ((tried, edge), (router, tried), (placed, router), (reader, placed),
                          (writer, placed)):  # fmt: skip
         assert outer.began_ns - 10**6 <= inner.began_ns
-        assert inner.ended_ns <= outer.ended_ns + 10**7
+        # It is closed after its last byte was read, whenever its process has a turn.
+        assert inner.ended_ns <= outer.ended_ns + 10**9
     usage = answer.json()["usage"]
     for span in (edge, router, writer):
         assert span.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]

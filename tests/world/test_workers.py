@@ -213,7 +213,7 @@ def test_bindings_as_cloudflare_documents_them(
 
     ai = client.get(f"{base}/ai").json()
     assert ai[0] == (
-        "InferenceUpstreamError: 5007: The model 'nope' does not exist. GET /v1/models lists those"
+        "InferenceUpstreamError: 5007: The model 'nope' does not exist; GET /v1/models lists those"
         " that do."
     )
     assert ai[1].startswith("InferenceUpstreamError: 8001: ")

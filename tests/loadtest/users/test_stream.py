@@ -85,8 +85,14 @@ def test_locust_plays_the_mix_and_a_trace(address: str, tmp_path: Path) -> None:
              "--until", str(over)],
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        Timer(3.0, over.touch).start()
-        said, _ = mix.communicate(timeout=60)
+        assert mix.stdout is not None, "it is a pipe"
+        said = ""
+        for line in mix.stdout:
+            said += line
+            if "All users spawned" in line:
+                Timer(2.0, over.touch).start()
+        mix.stdout.close()
+        mix.wait(60)
     assert mix.returncode == 0, said
     told = json.loads(out.read_text())["answers"]
     kinds = {"conversation", "document", "agent", "completion", "worker"}
