@@ -12,6 +12,7 @@ from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from core.keys import KeyBook, Revoked, append_new, as_lines, new_key, parse_lines, read_book
 from core.nearest import did_you_mean
+from deploy.where import is_only_the_default
 
 DAY_S = 86_400
 
@@ -29,8 +30,13 @@ def create(world: World, tenant: str, label: str, days: int | None) -> None:
         f"key {record.id} of tenant {tenant}, for the world {world.topology.name!r} in "
         f"{world.state}; it is not shown again"
     )
-    if first and world.topology.access.anonymous == "until-keys":
-        _say("from now on callers of this world need a key")
+    if is_only_the_default(world):
+        _say(
+            "no world runs here; the key is kept for the next `skerry up` in this folder "
+            f"({Path.cwd()})"
+        )
+    if first:
+        _tell_closed(world, tenant)
 
 
 def revoke(world: World, key: str) -> None:
@@ -57,9 +63,12 @@ def bring_in(world: World, file: Path) -> None:
     records, torn = parse_lines(_read(file))
     if torn:
         raise ConfigError(f"{file}: {torn} lines are no key records; nothing was imported")
+    first = not book_of(world).made
     fresh = append_new(key_file(world), records)
     revoked = sum(isinstance(record, Revoked) for record in fresh)
     _say(f"{len(fresh) - revoked} keys and {revoked} revocations are new")
+    if first and book_of(world).made:
+        _tell_closed(world, "NAME")
 
 
 def listing(book: KeyBook, now: float) -> Iterator[str]:
@@ -85,6 +94,23 @@ def book_of(world: World) -> KeyBook:
     if book.made and not len(book):
         _say(f"{key_file(world)}: keys were made, and none is left in it; callers need one still")
     return book
+
+
+def _tell_closed(world: World, tenant: str) -> None:
+    """What the first key changes."""
+    if world.topology.access.anonymous != "until-keys":
+        return
+    from deploy.worker.shelves import shelved  # only here: it brings an HTTP client
+
+    if not is_only_the_default(world):
+        _say("from now on callers of this world need a key")
+    workers = shelved(world.state, world.topology.edges)
+    nobodys = [name for name, card in sorted(workers.items()) if card.tenant == ANONYMOUS]
+    if nobodys:
+        _say(
+            f"Workers that act for nobody now: {', '.join(nobodys)}; `skerry worker deploy "
+            f"--tenant {tenant}` again gives one to a tenant"
+        )
 
 
 def _known_tenant(world: World, name: str) -> None:

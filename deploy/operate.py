@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
+from deploy.where import AnyStateOption, AnyTopologyOption, running_world_meant
 
 PartArgument = Annotated[str, typer.Argument(help="An edge, a region or a node, by its name.")]
 
@@ -23,7 +23,7 @@ def drain(
     also when it is started again."""
     from deploy.orders import drain
 
-    drain(world_meant(topology, state), part, resting=True, say=print, wait_s=wait)
+    drain(running_world_meant(topology, state), part, resting=True, say=print, wait_s=wait)
 
 
 def undrain(
@@ -32,7 +32,7 @@ def undrain(
     """Take `drain` back."""
     from deploy.orders import drain
 
-    drain(world_meant(topology, state), part, resting=False, say=print, wait_s=0.0)
+    drain(running_world_meant(topology, state), part, resting=False, say=print, wait_s=0.0)
 
 
 def weight(
@@ -47,4 +47,4 @@ def weight(
     """Give a region a share of the prompts by its weight, on every edge, from now on."""
     from deploy.orders import weigh
 
-    weigh(world_meant(topology, state), region, value, say=print)
+    weigh(running_world_meant(topology, state), region, value, say=print)

@@ -18,6 +18,9 @@ from deploy.client import AskFailed, unreachable
 from deploy.ready import router_view
 from deploy.screen import Screen
 
+USUAL_WEIGHT = 100
+"""Of a region on the ring; another one is shown."""
+
 
 class RegionView(msgspec.Struct, frozen=True):
     """A region as an edge knows it: how fresh that is, and what it said last, if anything."""
@@ -27,6 +30,7 @@ class RegionView(msgspec.Struct, frozen=True):
     status: RegionStatus | None = None
     round_trip_ms: float = 0.0
     work_s: float = 0.0
+    weight: int = USUAL_WEIGHT
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -111,7 +115,8 @@ REGION_HEADS = ("region", "state", "round-trip", "work", "queued", "KV-used")
 
 def region_lines(view: EdgeView) -> Iterator[str]:
     """What an edge weighs regions by, one line each."""
-    rows = [(f"from-{view.edge}", *REGION_HEADS[1:])]
+    weighed = any(region.weight != USUAL_WEIGHT for region in view.regions)
+    rows = [(f"from-{view.edge}", *REGION_HEADS[1:], *(["weight"] if weighed else []))]
     for region in view.regions:
         status = region.status
         rows.append(
@@ -122,6 +127,7 @@ def region_lines(view: EdgeView) -> Iterator[str]:
                 f"{region.work_s:.2f}s",
                 str(status.queued) if status else "–",
                 f"{status.kv_used:.0%}" if status else "–",
+                *([str(region.weight)] if weighed else []),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

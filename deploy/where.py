@@ -78,6 +78,30 @@ def world_meant(topology: str | None, state: Path | None) -> World:
     return world_of(topology or DEFAULT, state)
 
 
+def running_world_meant(topology: str | None, state: Path | None) -> World:
+    """The same, for what is asked of processes: one that is not named has to run. Raises
+    ConfigError."""
+    from core.errors import ConfigError
+    from deploy.state import FOLDER, current_of, running_folders
+
+    if topology is None and state is not None and current_of(state) is None:
+        raise ConfigError(f"no world runs on {state}; `skerry up --state {state}` starts one")
+    if topology is None and state is None and not running_folders(FOLDER):
+        raise ConfigError("no world runs here; `skerry up` starts one")
+    return world_meant(topology, state)
+
+
+def is_only_the_default(world: World) -> bool:
+    """Whether nobody named `world`, and none runs where it would be."""
+    from deploy.state import FOLDER, current_of, folder_name
+
+    return (
+        world.path == (SHIPPED / f"{DEFAULT}.toml").resolve()
+        and world.state == FOLDER / folder_name(world.topology.name)
+        and current_of(world.state) is None
+    )
+
+
 def options_for(topology: Path, name: str, state: Path) -> str:
     """The options that lead a command to the world `name` of a topology file, kept in `state`; a
     blank before each, nothing where the defaults do."""

@@ -28,6 +28,13 @@ class Admission:
         """Nothing new comes in: for good, or until the operator lets it."""
         return self._draining or self._resting
 
+    @property
+    def closed(self) -> str:
+        """Why nothing new comes in, for the operator; empty while it does."""
+        if self._draining:
+            return "this edge is shutting down"
+        return "this edge takes nothing new (drained)" if self._resting else ""
+
     def drain(self) -> None:
         """Refuse from now on; those inside finish."""
         self._draining = True

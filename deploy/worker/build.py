@@ -41,8 +41,13 @@ class _Input(msgspec.Struct):
     bytes: int = 0
 
 
+class _Output(msgspec.Struct):
+    exports: tuple[str, ...] = ()
+
+
 class _Meta(msgspec.Struct):
     inputs: dict[str, _Input]
+    outputs: dict[str, _Output]
 
 
 class _SourceMap(msgspec.Struct):
@@ -74,6 +79,8 @@ def _bundled(project: Project) -> tuple[tuple[Module, ...], tuple[Path, ...], by
         if done.returncode:
             raise ConfigError(f"{project.main} does not build:\n{done.stderr.strip()}")
         meta = msgspec.json.decode((out / "meta.json").read_bytes(), type=_Meta)
+        if not any("default" in one.exports for one in meta.outputs.values()):
+            _without_handler(project)
         sources = tuple(project.folder / path for path in meta.inputs)
         raw = msgspec.json.decode((out / "worker.js.map").read_bytes(), type=_SourceMap)
         names = [_shown(one, out, project.folder) for one in raw.sources]
@@ -85,6 +92,15 @@ def _bundled(project: Project) -> tuple[tuple[Module, ...], tuple[Path, ...], by
               for p in others),
         ]  # fmt: skip
         return tuple(modules), sources, source_map
+
+
+def _without_handler(project: Project) -> None:
+    """Raises ConfigError, unless there are files that are served without one."""
+    if project.config.assets is None:
+        raise ConfigError(
+            f"{project.main} cannot be served:\n{project.main.name}: it has no `export default`,"
+            " neither an object with fetch or scheduled nor a class"
+        )
 
 
 def _options(project: Project, out: Path) -> Iterator[str]:

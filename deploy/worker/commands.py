@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
+from deploy.where import AnyStateOption, AnyTopologyOption, running_world_meant
 
 worker = typer.Typer(
     help="Workers: scripts at the edge, written for Cloudflare's runtime.", no_args_is_help=True
@@ -66,7 +66,7 @@ def dev(
     Ctrl-C."""
     from deploy.worker.dev import dev
 
-    dev(folder, env, world_meant(topology, state), tenant)
+    dev(folder, env, running_world_meant(topology, state), tenant)
 
 
 @worker.command()
@@ -80,7 +80,7 @@ def deploy(
     """Serve the project on every edge, or on none where one cannot."""
     from deploy.worker.act import deploy
 
-    deploy(folder, env, world_meant(topology, state), tenant)
+    deploy(folder, env, running_world_meant(topology, state), tenant)
 
 
 @worker.command()
@@ -90,7 +90,7 @@ def versions(
     """What was served when, and what is kept."""
     from deploy.worker.act import versions
 
-    versions(name, world_meant(topology, state))
+    versions(name, running_world_meant(topology, state))
 
 
 @worker.command()
@@ -105,7 +105,7 @@ def rollback(
     """Serve an earlier version again, on every edge."""
     from deploy.worker.act import rollback
 
-    rollback(name, version, world_meant(topology, state))
+    rollback(name, version, running_world_meant(topology, state))
 
 
 @worker.command("list")
@@ -113,7 +113,7 @@ def list_workers(topology: AnyTopologyOption = None, state: AnyStateOption = Non
     """Every Worker, whose it is, and how it is reached."""
     from deploy.worker.act import listing
 
-    listing(world_meant(topology, state))
+    listing(running_world_meant(topology, state))
 
 
 @worker.command()
@@ -128,7 +128,7 @@ def tail(
     """Show what a Worker says, and each request with its end, on all edges."""
     from deploy.worker.tail import tail
 
-    tail(world_meant(topology, state), name, lines=lines, follow=follow, as_json=as_json)
+    tail(running_world_meant(topology, state), name, lines=lines, follow=follow, as_json=as_json)
 
 
 @worker.command()
@@ -141,9 +141,10 @@ def delete(
     """Take a Worker away, with its versions and secrets. What it kept in namespaces stays."""
     from deploy.worker.act import delete
 
+    world = running_world_meant(topology, state)
     if not yes:
         typer.confirm(f"Delete the Worker {name!r} on every edge?", abort=True)
-    delete(name, world_meant(topology, state))
+    delete(name, world)
 
 
 @secret.command("put")
@@ -156,11 +157,12 @@ def put_secret(
     """Give a Worker a secret, read from standard input; it is started again with it."""
     from deploy.worker.act import set_secret
 
+    world = running_world_meant(topology, state)
     if sys.stdin.isatty():
         value = typer.prompt("The secret", hide_input=True)
     else:
         value = sys.stdin.read().removesuffix("\n")
-    set_secret(name, key, value, world_meant(topology, state))
+    set_secret(name, key, value, world)
 
 
 @secret.command("delete")
@@ -173,7 +175,7 @@ def delete_secret(
     """Take a secret away."""
     from deploy.worker.act import set_secret
 
-    set_secret(name, key, None, world_meant(topology, state))
+    set_secret(name, key, None, running_world_meant(topology, state))
 
 
 @secret.command("list")
@@ -185,7 +187,7 @@ def list_secrets(
     """The names of a Worker's secrets."""
     from deploy.worker.act import secrets
 
-    secrets(name, world_meant(topology, state))
+    secrets(name, running_world_meant(topology, state))
 
 
 def _note(line: str) -> None:

@@ -63,7 +63,9 @@ def document(version: str) -> bytes:
                 ),
                 "/status": _page("The edge and what it knows of its regions.", StatusPage),
                 "/healthz": _text("200 while the process serves."),
-                "/readyz": _text("At least one region can answer.", busy="None can now."),
+                "/readyz": _text(
+                    "At least one region can answer.", busy="None can now, or the edge is drained."
+                ),
                 "/metrics": _text("Prometheus text format."),
                 **paths,
             },

@@ -56,7 +56,8 @@ class Pages:
         async def readyz() -> Response[bytes]:
             if self.outlook.ready():
                 return Response(b"ready\n", media_type=_TEXT)
-            return Response(b"no region can answer\n", media_type=_TEXT, status_code=503)
+            why = self.outlook.unready
+            return Response(f"{why}\n".encode(), media_type=_TEXT, status_code=503)
 
         @get("/status")
         async def status() -> Response[bytes]:

@@ -21,7 +21,8 @@ from edge.tenants.door import Caller
 class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: fresh, suspect (silent for three seconds or cut) or unknown (never heard).
 
-    `work_s` is what the load bound compares; `status` is what the region said last, spelled out.
+    `work_s` is what the load bound compares; `weight` is its share of the ring, the
+    topology's or what `skerry weight` ordered; `status` is what the region said last, spelled out.
     """
 
     name: str
@@ -30,6 +31,7 @@ class RegionPage(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None
     round_trip_ms: float
     work_s: float
+    weight: int
     status: msgspec.Raw | None
 
 
@@ -84,6 +86,11 @@ class Outlook:
             for region in self._regions.view()
         )
 
+    @property
+    def unready(self) -> str:
+        """Why it is not ready, where it is not."""
+        return self._admission.closed or "no region can answer"
+
     def statuses(self) -> Iterable[RegionStatus]:
         """Of the regions that are heard."""
         return self._regions.fresh_statuses()
@@ -121,6 +128,7 @@ class Outlook:
                     age_s=region.age_s,
                     round_trip_ms=region.round_trip_s * 1000,
                     work_s=region.work_s,
+                    weight=region.weight,
                     status=msgspec.Raw(as_json(region.status)) if region.status else None,
                 )
                 for region in self._regions.view()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from core.config_tenants import ANONYMOUS
 from core.config_workers import Workers
 from core.errors import InvalidRequest, NotFound, SkerryError, WorkerRefused
 from edge.workers.admin_pages import Row
@@ -29,6 +30,8 @@ from edge.workers.runtime import AI_CACHE, Runtime, Seat
 from edge.workers.shelf import Card, Deployment, Shelf
 from edge.workers.unit import Unit
 
+TAKEOVER = "takeover"
+"""How a deployment came about that gave a Worker of nobody named to a tenant."""
 _log = logging.getLogger("skerry.workers")
 
 
@@ -52,6 +55,7 @@ class Host:
         self._pacer = pacer
         self._clock = clock
         self._hosted: dict[str, Hosted] = {}
+        self._acting: dict[tuple[str, str], str] = {}  # for whom each staged version is to act
         self._serial = 0
         self._turn = asyncio.Lock()
         self._ending: dict[asyncio.Task[None], Unit] = {}
@@ -66,8 +70,8 @@ class Host:
                         continue
                     hosted = self._made(name, card)
                     bundle = unpack(self._shelf.take(name, card.active))
-                    await self._start(hosted, bundle, card.active)
-                    hosted.active = hosted.staged.pop(card.active)
+                    await self._start(hosted, bundle, card.active, card.tenant)
+                    hosted.active = self._unstage(hosted, card.active)
                 except SkerryError as error:
                     _log.error("worker not served name=%s why=%s", name, error)
             self._write()
@@ -83,8 +87,8 @@ class Host:
                              return_exceptions=True)  # fmt: skip
 
     async def stage(self, name: str, data: bytes, *, tenant: str, open_: bool = False) -> str:
-        """Check a bundle and start it beside what is served. Returns its version. Raises
-        WorkerRefused, ConfigError."""
+        """Check a bundle and start it beside what is served. Returns its version. A Worker of
+        nobody named becomes the tenant's with its activation. Raises WorkerRefused, ConfigError."""
         async with self._turn:
             bundle = unpack(data)
             if bundle.settings.name != name:
@@ -92,7 +96,7 @@ class Host:
             version = version_of(digest_of(data))
             self._check(bundle, tenant)
             hosted = self._of(name, tenant, open_)
-            await self._start(hosted, bundle, version)
+            await self._start(hosted, bundle, version, tenant)
             if not open_:
                 self._shelf.put(name, data)
             return version
@@ -113,7 +117,7 @@ class Host:
         """Forget what was staged. Idempotent."""
         async with self._turn:
             hosted = self._hosted.get(name)
-            if hosted is not None and (unit := hosted.staged.pop(version, None)) is not None:
+            if hosted is not None and (unit := self._unstage(hosted, version)) is not None:
                 await unit.close(0.0)
             if hosted is not None and hosted.active is None and not hosted.staged:
                 self._drop(hosted, keep=bool(hosted.card.deployments))
@@ -123,15 +127,24 @@ class Host:
         served again, or nothing. For a deploy that another edge could not follow. Raises NotFound,
         also where that very activation is not the last one: then it never came here."""
         async with self._turn:
-            deployments = self._known(name).card.deployments
+            hosted = self._known(name)
+            deployments = hosted.card.deployments
             if not deployments or (deployments[-1].version, deployments[-1].id) != (version, id_):
                 raise NotFound(f"{name!r} is not served in the version {version!r} by this deploy")
             if len(deployments) == 1:
                 self._delete(name)
                 return
-            before = deployments[-2].version
-            await self._stage_kept(name, before)
-            self._activate(name, before, "withdraw")
+            taken = deployments[-1].how == TAKEOVER
+            before = hosted.card
+            if taken:
+                hosted.card = msgspec.structs.replace(before, tenant=ANONYMOUS)
+            try:
+                # what it was bound to may have been taken over too, and it was served with that
+                kept = await self._stage_kept(name, deployments[-2].version, bound=not taken)
+            except BaseException:
+                hosted.card = before
+                raise
+            self._activate(name, kept, "withdraw")
 
     async def delete(self, name: str) -> None:
         """With its versions and secrets; what it kept in namespaces stays. Raises NotFound."""
@@ -195,7 +208,7 @@ class Host:
                             return Space(tenant, kv.id)
         return None
 
-    async def _stage_kept(self, name: str, version: str | None) -> str:
+    async def _stage_kept(self, name: str, version: str | None, *, bound: bool = True) -> str:
         hosted = self._known(name)
         version = version or hosted.card.before
         if version is None:
@@ -208,19 +221,22 @@ class Host:
                 f"the Worker {name!r} has {many} {version!r}; kept are: {', '.join(kept)}"
             )
         bundle = unpack(self._shelf.take(name, found[0]))
-        self._check(bundle, hosted.card.tenant)
-        await self._start(hosted, bundle, found[0])
+        self._check(bundle, hosted.card.tenant, bound=bound)
+        await self._start(hosted, bundle, found[0], hosted.card.tenant)
         return found[0]
 
     def _activate(self, name: str, version: str, how: str, id_: str = "") -> None:
         hosted = self._known(name)
-        unit = hosted.staged.pop(version, None)
-        if unit is None:
+        if version not in hosted.staged:
             raise NotFound(f"the version {version!r} of {name!r} is not staged on this edge")
-        before, hosted.active = hosted.active, unit
+        tenant = self._acting[name, version]
+        _refuse_foreign(hosted, tenant)  # another one may have taken it over meanwhile
+        before, hosted.active = hosted.active, self._unstage(hosted, version)
+        if hosted.card.tenant != tenant and hosted.card.deployments:
+            how = TAKEOVER
         deployment = Deployment(version, int(self._clock()), how, id_)
         hosted.card = msgspec.structs.replace(
-            hosted.card, deployments=(*hosted.card.deployments, deployment)
+            hosted.card, tenant=tenant, deployments=(*hosted.card.deployments, deployment)
         )
         if not hosted.open:
             self._shelf.write(name, hosted.card)
@@ -245,11 +261,7 @@ class Host:
             card = self._shelf.card(name) or Card(tenant=tenant)
             hosted = self._made(name, card)
             hosted.open = open_
-        if hosted.card.tenant != tenant:
-            raise WorkerRefused(
-                f"the Worker {name!r} belongs to the tenant {hosted.card.tenant!r}; choose another"
-                " name"
-            )
+        _refuse_foreign(hosted, tenant)
         if hosted.open != open_:
             raise InvalidRequest(
                 f"the Worker {name!r} is " + ("in dev" if hosted.open else "served")
@@ -268,9 +280,9 @@ class Host:
             raise NotFound(f"no Worker is named {name!r} on this edge; there are: {known}")
         return hosted
 
-    async def _start(self, hosted: Hosted, bundle: Bundle, version: str) -> None:
+    async def _start(self, hosted: Hosted, bundle: Bundle, version: str, tenant: str) -> None:
         """Raises WorkerRefused, ConfigError."""
-        old = hosted.staged.pop(version, None)
+        old = self._unstage(hosted, version)
         if old is not None:
             await old.close(0.0)
         unit = self._unit(hosted, bundle, version)
@@ -286,6 +298,11 @@ class Host:
                 ) from error
             raise
         hosted.staged[version] = unit
+        self._acting[hosted.name, version] = tenant
+
+    def _unstage(self, hosted: Hosted, version: str) -> Unit | None:
+        self._acting.pop((hosted.name, version), None)
+        return hosted.staged.pop(version, None)
 
     def _unit(self, hosted: Hosted, bundle: Bundle, version: str) -> Unit:
         self._serial += 1
@@ -336,16 +353,21 @@ class Host:
         except OSError as error:
             _log.error("table of Workers unwritten why=%s", error)
 
-    def _check(self, bundle: Bundle, tenant: str) -> None:
+    def _check(self, bundle: Bundle, tenant: str, *, bound: bool = True) -> None:
         served = {
             name: Served(one.card.tenant, one.active.bundle.settings)
             for name, one in self._hosted.items()
             if one.active is not None
         }
-        check_settings(bundle.settings, tenant, served, self._limits, self._runtimes)
+        settings = bundle.settings
+        if not bound:
+            settings = msgspec.structs.replace(settings, services=())
+        check_settings(settings, tenant, served, self._limits, self._runtimes)
 
     def _drop(self, hosted: Hosted, *, keep: bool = False) -> None:
         self._hosted.pop(hosted.name, None)
+        for version in hosted.staged:
+            self._acting.pop((hosted.name, version), None)
         if not keep and not hosted.open:
             self._shelf.forget(hosted.name)
 
@@ -354,3 +376,13 @@ class Host:
         task = asyncio.create_task(unit.close())
         self._ending[task] = unit
         task.add_done_callback(lambda done: self._ending.pop(done, None))
+
+
+def _refuse_foreign(hosted: Hosted, tenant: str) -> None:
+    """What acts for nobody named may be anybody's; but not while somebody writes it. Raises
+    WorkerRefused."""
+    owner = hosted.card.tenant
+    if owner != tenant and (owner != ANONYMOUS or hosted.open):
+        raise WorkerRefused(
+            f"the Worker {hosted.name!r} belongs to the tenant {owner!r}; choose another name"
+        )

@@ -1,5 +1,6 @@
 """`make load`: two minutes of the mix of users against a world of this machine, or against servers
 that run already. Ends with a summary, Locust's HTML report, and an exit code by the service level.
+A world that wants API keys gets the one in the variable SKERRY_KEY.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from loadtest.users.running import (
     ROOT,
     Failed,
     Running,
+    bases_of,
     environment,
     needs_locust,
     world,
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.edges:
             if options.worker:
                 raise Failed("--worker needs a world of this command's own; give --chat-worker URL")
-            return _run(options, options.edges.split(","))
+            return _run(options, bases_of(options.edges))
         with world(options.topology) as running:
             if options.worker:
                 options.more += ["--chat-worker", deployed(running, options.worker)]
@@ -51,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.users", description=__doc__)
     parser.add_argument("--topology", default="two-regions", help="of the world that is started")
-    parser.add_argument("--edges", default="", help="base URLs of running servers, with commas")
+    parser.add_argument(
+        "--edges",
+        default="",
+        help="base URLs of running servers, with commas; their key: SKERRY_KEY in the environment",
+    )
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--shape", default="flat", choices=sorted(SHAPES))

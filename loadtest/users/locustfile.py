@@ -29,6 +29,7 @@ from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.users import prompts, report
 from loadtest.users.answers import Answer, Slo, lines, verdict
+from loadtest.users.running import Failed, bases_of, url_of
 from loadtest.users.shapes import SHAPES
 from loadtest.users.stream import Asker
 
@@ -216,7 +217,7 @@ class WorkerCaller(Client):
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
-        there = urlsplit(self.options.chat_worker)
+        there = urlsplit(url_of(self.options.chat_worker))
         self.path = there.path
         base = f"{there.scheme}://{there.netloc}"
         if base not in _edges(environment):
@@ -270,10 +271,15 @@ MIX = (Conversation, Reader, Agent, Completer)
 
 @events.init.add_listener
 def _chosen(environment: Environment, **_: Any) -> None:
-    """Which of the users this run is about."""
+    """Which of the users this run is about. Ends Locust where an address is none."""
     options = environment.parsed_options
     if options is None:
         return
+    try:
+        bases_of(options.edges or environment.host or "http://unset")
+        url_of(options.chat_worker or "http://unset")
+    except Failed as failure:
+        raise SystemExit(str(failure)) from failure
     if options.trace:
         environment.user_classes = [Replayer]
     else:
@@ -320,7 +326,7 @@ def _end(environment: Environment, **_: Any) -> None:
         return
     options, slo = environment.parsed_options, _slo(environment)
     seconds = max((one.at_s + one.total_s for one in _collected), default=0.0)
-    print("\n" + "\n".join(lines(_collected, slo, seconds)))
+    print("\n" + "\n".join([*lines(_collected, slo, seconds), report.OVERLAP]))
     if options.answers:
         told = {"began": BEGAN_AT, "seconds": seconds, "slo": slo, "answers": _collected}
         Path(options.answers).write_bytes(msgspec.json.encode(told))
@@ -336,8 +342,7 @@ def _end(environment: Environment, **_: Any) -> None:
 
 
 def _edges(environment: Environment) -> list[str]:
-    named = [one.rstrip("/") for one in environment.parsed_options.edges.split(",") if one]
-    return named or [str(environment.host).rstrip("/")]
+    return bases_of(environment.parsed_options.edges or str(environment.host))
 
 
 def _slo(environment: Environment) -> Slo:

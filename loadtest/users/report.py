@@ -8,6 +8,13 @@ from html import escape
 
 from loadtest.users.answers import Answer, Slo, errors, table, verdict
 
+OVERLAP = (
+    "Locust's own rows overlap: each answer is in up to twelve of them (total, first token, per"
+    " token and within SLO, each by kind, edge and region), and its row Aggregated counts it as"
+    " often; the table by kind, edge and region counts it once."
+)
+"""Below our tables, where Locust's stand beside them."""
+
 _BODY_END = "</body>"
 _STYLE = "font-family:Roboto,Arial,sans-serif;max-width:1200px;margin:0 auto;padding:0 24px 48px"
 _CELL = "padding:4px 12px;border-bottom:1px solid #8884;text-align:"
@@ -22,7 +29,8 @@ def section(answers: Sequence[Answer], slo: Slo, seconds: float) -> str:
         f'<section style="{_STYLE}"><h2>By kind, edge and region</h2>'
         f'<table style="border-collapse:collapse">{_line("th", head)}'
         f"{''.join(_line('td', row) for row in rows)}</table>"
-        f"<p>{escape(words)}</p>{f'<h3>Errors</h3><ul>{failed}</ul>' if failed else ''}</section>"
+        f"<p>{escape(words)}</p><p>{escape(OVERLAP)}</p>"
+        f"{f'<h3>Errors</h3><ul>{failed}</ul>' if failed else ''}</section>"
     )
 
 

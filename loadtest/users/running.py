@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -61,6 +62,24 @@ class Running:
 
 class _Current(msgspec.Struct):
     edges: dict[str, str]
+
+
+def bases_of(given: str) -> list[str]:
+    """One or more base URLs, with commas between. Raises Failed, also where there is none."""
+    found = [url_of(one).rstrip("/") for one in map(str.strip, given.split(",")) if one]
+    return found or [url_of("")]
+
+
+def url_of(given: str) -> str:
+    """Of http where it has no scheme. Raises Failed."""
+    url = given if "://" in given else f"http://{given}"
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url
+    except ValueError:
+        pass
+    raise Failed(f"{given!r} is no base URL of a server, such as http://127.0.0.1:8787")
 
 
 @contextmanager

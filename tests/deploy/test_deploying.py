@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from core.errors import ConfigError
 from deploy.commands import app
+from deploy.rollout import running
 from deploy.rollout.control import Tell, serving
-from deploy.rollout.messages import Ask, Deploy, Said
+from deploy.rollout.messages import AddModel, Ask, Change, Deploy, RemoveModel, Said, Told
 from deploy.state import claim
 
 
@@ -65,3 +67,23 @@ def test_values_out_of_range_ask_nothing(
     done = CliRunner().invoke(app, ["deploy", "eu", "--state", str(tmp_path / "state"), *words])
     assert done.exit_code == 2
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    "what", [Deploy(unit="eu"), AddModel(name="m", source="x"), RemoveModel(name="m")]
+)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_who_leaves_is_told_that_the_world_goes_on(
+    asked: list[Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Change, dry_run: bool
+) -> None:
+    def interrupted(_: Path, __: Ask) -> Iterator[Told]:
+        yield Said("[1/2] a step")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "ask", interrupted)
+    lines = running.asked(replace(what, dry_run=dry_run), tmp_path / "state")
+    assert next(lines) == "[1/2] a step"
+    if not dry_run:
+        assert "`skerry status`" in next(lines)
+    with pytest.raises(KeyboardInterrupt):
+        next(lines)

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from core.config_tenants import ANONYMOUS
 from core.errors import ConfigError
 from core.keys import KeyBook, new_key, parse_lines
+from deploy import where
 from deploy.commands import app
 from deploy.keys import listing
 from deploy.state import claim_any
 from deploy.where import options_for, topology_file
+from edge.workers.shelf import Card, Deployment, Shelf
+from edge.workers.table import table_path
 
 NOW = 1_796_040_000.0
 
@@ -42,6 +46,54 @@ def test_a_key_is_shown_once(tmp_path: Path) -> None:
         assert found.id in keys(tmp_path, *words).stdout
     again = keys(tmp_path, "create", "--tenant", "harbour")
     assert "need a key" not in again.stderr
+
+
+def closing(state: Path) -> str:
+    """What the first key says, where one edge has a Worker of nobody named and one of trial."""
+    shelf = Shelf(table_path(state, "nyc").parent)
+    for name, tenant in (("hello", ANONYMOUS), ("mine", "trial")):
+        card = Card(tenant=tenant, deployments=(Deployment("0" * 12, 1),))
+        shelf.write(name, card)
+    return keys(state, "create", "--tenant", "harbour").stderr
+
+
+def test_the_first_key_tells_which_workers_act_for_nobody(tmp_path: Path) -> None:
+    said = closing(tmp_path).splitlines()[-1]
+    assert said.startswith("Workers that act for nobody now: hello;")
+    assert "`skerry worker deploy --tenant harbour`" in said
+    assert "mine" not in said
+    assert "Workers" not in keys(tmp_path, "create", "--tenant", "harbour").stderr
+    moved = keys(tmp_path, "export").stdout
+    there = tmp_path / "there"
+    Shelf(table_path(there, "ams").parent).write(
+        "hi", Card(tenant=ANONYMOUS, deployments=(Deployment("0" * 12, 1),))
+    )
+    brought = keys(there, "import", "-", stdin=moved).stderr
+    assert "need a key" in brought
+    assert "act for nobody now: hi; `skerry worker deploy --tenant NAME`" in brought
+    assert "need a key" not in keys(there, "import", "-", stdin=moved).stderr
+
+
+def test_a_key_where_no_world_runs_is_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Shelf(table_path(Path(".skerry/two-regions"), "nyc").parent).write(
+        "hi", Card(tenant=ANONYMOUS, deployments=(Deployment("0" * 12, 1),))
+    )
+    made = CliRunner().invoke(app, ["keys", "create", "--tenant", "harbour"])
+    assert made.exit_code == 0
+    assert "act for nobody now: hi;" in made.stderr
+    assert "from now on" not in made.stderr
+    assert (
+        "no world runs here; the key is kept for the next `skerry up` in this folder "
+        f"({tmp_path})" in made.stderr
+    )
+    assert book(tmp_path / ".skerry/two-regions").check(made.stdout.strip(), NOW) is not None
+    with claim_any(Path(".skerry"), "two-regions", print) as state:
+        state.record({"nyc": "http://127.0.0.1:1"}, {}, topology_file("two-regions"))
+        made = CliRunner().invoke(app, ["keys", "create", "--tenant", "harbour"])
+        assert "no world runs" not in made.stderr
 
 
 def test_revoke_and_list(tmp_path: Path) -> None:
@@ -131,3 +183,34 @@ def test_options_that_lead_to_a_world(tmp_path: Path, monkeypatch: pytest.Monkey
         " -t local --state .skerry/local-2"
     )
     assert options_for(Path("my world.toml"), "two-regions", usual) == " -t 'my world.toml'"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "worker list", "worker versions hello", "worker rollback hello", "worker tail hello",
+        "worker delete hello", "worker secret list --name hello",
+        "worker secret put K --name hello", "worker secret delete K --name hello", "worker dev",
+        "worker deploy", "drain eu", "undrain eu", "weight eu 50",
+    ],
+)  # fmt: skip
+def test_who_asks_a_world_wants_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(app, words.split())
+    assert isinstance(said.exception, ConfigError)
+    assert str(said.exception) == "no world runs here; `skerry up` starts one"
+    said = CliRunner().invoke(app, [*words.split(), "--state", "x"])
+    assert str(said.exception) == "no world runs on x; `skerry up --state x` starts one"
+
+
+def test_a_world_that_is_named_may_run_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert where.running_world_meant("local", None).topology.name == "local"
+    with claim_any(Path(".skerry"), "two-regions", print) as state:
+        state.record({"nyc": "http://127.0.0.1:1"}, {}, topology_file("two-regions"))
+        assert where.running_world_meant(None, None).state.name == "two-regions"
+        assert where.running_world_meant(None, state.path).state == state.path

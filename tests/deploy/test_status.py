@@ -18,7 +18,16 @@ from core.status import (
 )
 from core.types import ModelName, NodeName, RegionName, Role
 from deploy.served import model_lines, scales
-from deploy.status import LiveLine, Load, RegionView, load_of, status_lines, status_table
+from deploy.status import (
+    EdgeView,
+    LiveLine,
+    Load,
+    RegionView,
+    load_of,
+    region_lines,
+    status_lines,
+    status_table,
+)
 
 
 def node(name: str, model: str = "m", **counts: int) -> NodeStatus:
@@ -53,6 +62,15 @@ def test_live_line_after_a_restart_is_never_negative() -> None:
 
 FULL = RegionStatus(region=RegionName("eu"), epoch="e", sequence=1, nodes=(node("eu-1"),))
 REGIONS = [RegionView("eu", "fresh", FULL), RegionView("us", "lost", None)]
+
+
+def test_a_weight_is_shown_where_it_is_not_the_usual() -> None:
+    eu, us = (RegionView(name, "fresh", FULL) for name in ("eu", "us"))
+    usual = list(region_lines(EdgeView(edge="ams", regions=(eu, us))))
+    assert "weight" not in usual[0]
+    light = msgspec.structs.replace(eu, weight=50)
+    heads, *rows = (line.split() for line in region_lines(EdgeView(regions=(light, us))))
+    assert [heads[-1], *(row[-1] for row in rows)] == ["weight", "50", "100"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])

@@ -179,6 +179,7 @@ async def test_no_region_at_all(tmp_path: Path) -> None:
         ready = await edge.http.get("/readyz")
     assert (answer.status_code, ready.status_code) == (503, 503)
     assert answer.json()["error"]["code"] == "region_unavailable"
+    assert ready.text == "no region can answer\n"
 
 
 async def test_deadline(tmp_path: Path) -> None:
@@ -247,6 +248,8 @@ async def test_admission_and_draining(tmp_path: Path) -> None:
             while not eu.requests:
                 await asyncio.sleep(0)
         full = await edge.http.post("/v1/chat/completions", json=chat())
+        edge.admission.rest(True)
+        resting = await edge.http.get("/readyz")
         edge.admission.drain()
         closed = await edge.http.post("/v1/chat/completions", json=chat())
         ready = await edge.http.get("/readyz")
@@ -255,7 +258,9 @@ async def test_admission_and_draining(tmp_path: Path) -> None:
     assert (full.status_code, full.json()["error"]["code"]) == (429, "no_capacity")
     assert (closed.status_code, closed.json()["error"]["code"]) == (503, "draining")
     assert closed.headers["retry-after"] == "1"
-    assert ready.status_code == 503
+    assert (resting.status_code, ready.status_code) == (503, 503)
+    assert resting.text == "this edge takes nothing new (drained)\n"
+    assert ready.text == "this edge is shutting down\n"
 
 
 async def test_two_edges_agree_on_the_region(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ async def test_health_status_and_metrics(tmp_path: Path) -> None:
     (region,) = page["regions"]
     assert (region["name"], region["state"], region["round_trip_ms"]) == ("eu", "fresh", 10.0)
     assert region["status"]["nodes"][0]["name"] == "eu-decode-1"
+    assert region["weight"] == 100
     assert 0 <= region["age_s"] < 3
     for line in (
         'skerry_running_requests{region="eu"} 2.0',

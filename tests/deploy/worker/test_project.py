@@ -87,6 +87,59 @@ def test_a_bundle_knows_its_sources(tmp_path: Path, programs: None) -> None:
         build(read(find(tmp_path)))
 
 
+def _script(folder: Path, code: str, *, assets: bool = False) -> None:
+    lines = ['name = "w"', 'main = "src/a.js"', 'compatibility_date = "2025-10-08"']
+    (folder / "wrangler.toml").write_text(
+        "\n".join([*lines, *(['[assets]\ndirectory = "public"'] if assets else [])])
+    )
+    for name in ("src", "public"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "src" / "a.js").write_text(code)
+    (folder / "src" / "esm.js").write_text("export default { fetch: () => new Response() };\n")
+    (folder / "src" / "cjs.js").write_text("module.exports = { fetch: () => new Response() };\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "const a = 1;",
+        "",
+        "export const fetch = () => new Response();",
+        'export * from "./esm.js";',  # a star leaves the default out
+        'addEventListener("fetch", () => {});',
+    ],
+)
+def test_a_script_without_a_default_export_is_refused(
+    code: str, tmp_path: Path, programs: None
+) -> None:
+    _script(tmp_path, code)
+    with pytest.raises(
+        ConfigError, match=r"(?s)a\.js cannot be served:.a\.js: it has no .*default"
+    ):
+        build(read(find(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "export default class { fetch() { return new Response(); } }",
+        "const w = { scheduled() {} }; export { w as default };",
+        'export { default } from "./esm.js"; export const more = 1;',
+        'export { default } from "./cjs.js";',
+        "module.exports = { fetch: () => new Response() };",
+    ],
+)
+def test_every_form_of_a_default_export_is_taken(code: str, tmp_path: Path, programs: None) -> None:
+    _script(tmp_path, code)
+    assert build(read(find(tmp_path))).bundle.modules[0].name == "worker.js"
+
+
+def test_files_are_served_without_a_handler(tmp_path: Path, programs: None) -> None:
+    _script(tmp_path, "export {};", assets=True)
+    (tmp_path / "public" / "index.html").write_text("page")
+    assert build(read(find(tmp_path))).bundle.assets is not None
+
+
 def test_a_change_of_any_source_is_seen(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("1")

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from core.config_tenants import ANONYMOUS
 from core.config_workers import Workers
 from core.errors import NotFound, WorkerRefused
 from edge.workers.bundle import digest_of, pack, version_of
@@ -66,11 +67,20 @@ async def ask(table: Table, path: str = "/", name: str = "w") -> str:
         return await answer.text()
 
 
-async def serve(host: Host, word: str, name: str = "w", **settings: object) -> str:
+async def serve(
+    host: Host, word: str, name: str = "w", tenant: str = "t", **settings: object
+) -> str:
     data = pack(bundle_of(word, name, **settings))
-    version = await host.stage(name, data, tenant="t")
+    version = await host.stage(name, data, tenant=tenant)
     await host.activate(name, version, "deploy")
     return version
+
+
+def tenant_of(table: Table) -> str:
+    """Whom the edge's processes take it to act for."""
+    entry = table.named("w")
+    assert entry is not None
+    return entry.tenant
 
 
 async def up(host: Host, *, wanted: bool = True) -> None:
@@ -165,6 +175,72 @@ async def test_a_redeploy_that_never_came_is_not_taken_back(folder: Path) -> Non
         await host.withdraw("w", version, "second")
         assert await ask(table) == "two -", "what was served before it is served again"
         assert [one.how for one in host.card("w")[0].deployments][-2:] == ["deploy", "withdraw"]
+
+
+async def test_a_named_tenant_takes_over_what_acted_for_nobody(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        one = await serve(host, "one", tenant=ANONYMOUS, kv=(KV,))
+        await host.set_secret("w", "SECRET", "s")
+        assert host.space_of(host._hosted["w"].token, "KV") == Space(ANONYMOUS, "space")
+        again = await host.stage("w", pack(bundle_of("one", kv=(KV,))), tenant="t")
+        assert tenant_of(table) == ANONYMOUS, "what is staged acts for nobody yet"
+        await host.activate("w", again, "deploy")
+        assert (again, tenant_of(table)) == (one, "t")
+        assert host.space_of(host._hosted["w"].token, "KV") == Space("t", "space")
+        assert await ask(table) == "one s", "its secrets stay"
+        assert host.card("w")[0].deployments[-1].how == "takeover"
+        for other in (ANONYMOUS, "other"):
+            with pytest.raises(WorkerRefused, match="belongs to the tenant 't'"):
+                await host.stage("w", pack(bundle_of("two")), tenant=other)
+    async with hosting(folder) as (host, _):
+        assert host.row("w").tenant == "t"
+
+
+async def test_a_takeover_can_be_taken_back(folder: Path) -> None:
+    """Also after a restart, and where what it was bound to has been taken over meanwhile."""
+    async with hosting(folder) as (host, _):
+        await serve(host, "friend", "friend", tenant=ANONYMOUS)
+        await serve(host, "one", tenant=ANONYMOUS, services=(FRIEND,))
+        await serve(host, "friend", "friend")
+        two = await serve(host, "two", services=(FRIEND,))
+    async with hosting(folder) as (host, table):
+        one = folder / "shelf" / "w" / f"{host.card('w')[0].deployments[0].version}.bundle"
+        one.rename(aside := one.with_suffix(".aside"))
+        with pytest.raises(NotFound):
+            await host.withdraw("w", two)
+        assert (host.row("w").tenant, tenant_of(table)) == ("t", "t"), "nothing went back"
+        aside.rename(one)
+        await host.withdraw("w", two)
+        assert tenant_of(table) == ANONYMOUS
+        assert await ask(table) == "one -"
+        assert host.row("w").tenant == ANONYMOUS
+        await serve(host, "two", services=(FRIEND,))
+        await host.activate("w", await host.stage_kept("w", None), "rollback", "id")
+        await host.withdraw("w", host.card("w")[0].deployments[-1].version, "id")
+        assert host.row("w").tenant == "t", "a rollback took nothing over"
+
+
+async def test_of_two_takeovers_one_is_made(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one", tenant=ANONYMOUS)
+        late = await host.stage("w", pack(bundle_of("late")), tenant="other")
+        own = await host.stage("w", pack(bundle_of("own")), tenant=ANONYMOUS)
+        await serve(host, "two")
+        for version in (late, own):
+            with pytest.raises(WorkerRefused, match="belongs to the tenant 't'"):
+                await host.activate("w", version, "deploy")
+            await host.discard("w", version)
+        assert await ask(table) == "two -"
+
+
+async def test_what_is_in_dev_is_not_taken_over(folder: Path) -> None:
+    async with hosting(folder) as (host, _):
+        data = pack(bundle_of("one"))
+        await host.activate(
+            "w", await host.stage("w", data, tenant=ANONYMOUS, open_=True), "deploy"
+        )
+        with pytest.raises(WorkerRefused, match="belongs to the tenant 'anonymous'"):
+            await host.stage("w", data, tenant="t", open_=True)
 
 
 async def test_two_secrets_at_once_are_both_kept(folder: Path) -> None:

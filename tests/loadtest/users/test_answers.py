@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
+from html import escape
 
+import msgspec
+import pytest
+
+from loadtest.users import __main__ as users
 from loadtest.users import prompts
 from loadtest.users.answers import Answer, Slo, Spread, errors, groups, lines, verdict
-from loadtest.users.report import section, with_section
+from loadtest.users.report import OVERLAP, section, with_section
+from loadtest.users.running import Failed, bases_of
 from loadtest.users.shapes import SHAPES, spike, step
 
 GOOD = Answer(
@@ -49,6 +54,40 @@ def test_rows_by_kind_edge_and_region() -> None:
     text = lines(answers, SLO, seconds=10.0)
     assert text[1].split()[:2] == ["all", "3"]
     assert text[1].split()[-2:] == ["0.30", "3"]  # 3 good ones and 30 tokens in 10 seconds
+
+
+def test_rows_of_locusts_that_overlap_are_explained() -> None:
+    assert "Aggregated" in OVERLAP
+    assert escape(OVERLAP) in section([GOOD], SLO, seconds=10.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "bases"),
+    [
+        ("127.0.0.1:8787", ["http://127.0.0.1:8787"]),
+        ("localhost:1, https://b/ ,", ["http://localhost:1", "https://b"]),
+        ("http://a:1/x/", ["http://a:1/x"]),
+    ],
+)
+def test_addresses_of_servers_may_be_bare(given: str, bases: list[str]) -> None:
+    assert bases_of(given) == bases
+
+
+@pytest.mark.parametrize("given", ["ftp://a", "http://", "a,http:///x", ",", "a:port"])
+def test_what_is_no_address_of_a_server_is_refused(
+    given: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "needs_locust", lambda: None)
+    with pytest.raises(Failed, match="is no base URL of a server"):
+        bases_of(given)
+    assert users.main(["--edges", given]) == 2
+    assert "such as http://127.0.0.1:8787" in capsys.readouterr().err
+
+
+def test_the_help_says_where_a_key_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        users.main(["--help"])
+    assert "SKERRY_KEY" in capsys.readouterr().out
 
 
 def test_the_table_goes_into_the_report() -> None:
