@@ -36,7 +36,7 @@ def arrive(
     if wish.unit not in names:
         raise ConfigError(
             f"{named(regions, edges)} is new in this topology: bring it with "
-            f"`skerry deploy {min(names)}` first"
+            f"`skerry deploy {min(names)} --topology FILE` first"
         )
     if wish.canary is not None:
         raise ConfigError(f"{wish.unit!r} is new: there is nothing to compare a canary with")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -33,13 +33,21 @@ ANEW = {"connection": "close"}
 class Asking:
     """`topology` names who is to be asked, with the addresses of the running world."""
 
-    def __init__(self, client: httpx.Client, world: World, pause: Callable[[float], bool]) -> None:
-        """`pause` waits so many seconds; True when the world ends meanwhile."""
+    def __init__(
+        self,
+        client: httpx.Client,
+        world: World,
+        pause: Callable[[float], bool],
+        *,
+        ran: Sequence[Topology] = (),
+    ) -> None:
+        """`pause` waits so many seconds; True when the world ends meanwhile. `ran`: what processes
+        run from, which may be older than `world`: each unit is given another one in its turn."""
         self._client = client
         self._secret = world.secret("region").decode()
         self._pause = pause
         self.topology: Topology = world.topology
-        self._before: Topology = world.topology
+        self._before = (world.topology, *ran)
 
     def until(self, what: Callable[[], bool], within_s: float, *, else_: Callable[[], str]) -> None:
         """Raises ConfigError with the words of `else_` when it has not come true, WorldEnds."""
@@ -107,7 +115,7 @@ class Asking:
 
     def doors(self, kind: Kind, name: str) -> Mapping[str, str]:
         """URLs of the routers that know of it, by name; also of a node that is to go."""
-        for region in (*self.topology.regions, *self._before.regions):
+        for region in (one for known in (self.topology, *self._before) for one in known.regions):
             urls = {door: router_url(self.topology, router.http) for door, router in region.doors}
             if kind is Kind.ROUTER and name in urls:
                 return {name: urls[name]}

@@ -33,7 +33,7 @@ def depart(wish: Wish, was: Topology, before: Standing) -> list[tuple[Step, ...]
     if wish.unit not in names:
         raise ConfigError(
             f"{named(regions, edges)} is not in this topology any more: take it out with "
-            f"`skerry deploy {min(names)}` first"
+            f"`skerry deploy {min(names)} --topology FILE` first"
         )
     if wish.canary is not None or wish.release is not None or wish.again:
         raise ConfigError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import structs
 
 from core.config import Topology, World, load, read
+from core.config_check import Complaint
 from core.config_locate import line_of
 from core.errors import ConfigError
 from deploy import toml_write
@@ -29,7 +30,7 @@ from deploy.rollout.asking import Asking
 from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.control import Tell
 from deploy.rollout.departures import depart, leavers
-from deploy.rollout.fit import misfits, self_contained, settled, with_those_of
+from deploy.rollout.fit import losses, misfits, self_contained, settled, with_those_of
 from deploy.rollout.leftovers import forget
 from deploy.rollout.messages import AddModel, Ask, Change, Deploy, RemoveModel, Said, Seen, View
 from deploy.rollout.models import fresh_nodes, regions_with, with_model, without_model
@@ -134,15 +135,19 @@ class Desk:
             canary=ask.canary,
             watch_s=ask.watch_s,
         )
+        known = ask.unit in self._made
         with ExitStack() as places:
-            after, asked = self._described(ask.topology, places, say)
+            after, asked = self._described(ask.topology, places)
+            for loss in losses(ask.unit, self._ran(), after.topology):
+                raise ConfigError(f"{_place(after, loss)}: {loss.what}")
             check_digests(after, say)
             if self._change([wish], after, ask, say, release):
                 self._places.push(places.pop_all())
                 self._asked = asked
                 file = self._world.path.name
                 if ask.unit in self._made:
-                    say(f"{ask.unit} runs {release or 'the release that it ran'}, {file}")
+                    same = "the release that it ran" if known else self._own
+                    say(f"{ask.unit} runs {release or same}, {file}")
                 else:
                     say(f"{ask.unit} is gone, {file}")
 
@@ -183,7 +188,7 @@ class Desk:
         everybody = (*after.topology.edges, *going[1])  # those that are to go are asked as well
         both = replace(after, topology=structs.replace(after.topology, edges=everybody))
         with client_of(both) as client:
-            asking = Asking(client, self._world, self._ending.wait)
+            asking = Asking(client, self._world, self._ending.wait, ran=list(self._ran().values()))
             before = self._standing(asking)
             plans = self._plans([replace(one, topology=after.topology) for one in wishes], before)
             steps = [step for one in plans for step in one]
@@ -246,9 +251,7 @@ class Desk:
         made = self._made.get(name)
         return Making(world, release or (self._own if made is None else made.release))
 
-    def _described(
-        self, file: str, places: ExitStack, say: Callable[[str], None]
-    ) -> tuple[World, Topology]:
+    def _described(self, file: str, places: ExitStack) -> tuple[World, Topology]:
         """The topology of a file with the addresses of the running world, and as it was asked for.
         `places` keeps addresses that were found for what is new. Raises ConfigError with file and
         line when it does not fit."""
@@ -258,8 +261,7 @@ class Desk:
         check_models(given)
         topology = settled(self_contained(given), self._asked, self._world.topology)
         for complaint in misfits(self._world.topology, topology):
-            line = line_of(read(given.path), complaint.path)
-            raise ConfigError(f"{given.path}:{line}: {complaint.what}")
+            raise ConfigError(f"{_place(given, complaint)}: {complaint.what}")
         if topology == self._world.topology:
             return self._world, self._asked
         regions, edges = newcomers(self._world.topology, topology)
@@ -267,7 +269,9 @@ class Desk:
             structs.replace(topology, regions=tuple(regions), edges=tuple(edges)), places
         )
         for move in fresh.moves:
-            say(str(move))
+            raise ConfigError(
+                f"{given.path}: {move.who}: {move.wanted} is in use: free it, or give another port"
+            )
         self._makings.adopt(fresh.listeners, fresh.claims)
         asked = with_those_of(topology, self._asked)
         topology = with_those_of(topology, fresh.topology)
@@ -281,6 +285,9 @@ class Desk:
         path = self._world.path.parent / f"topology-{self._files}.toml"
         path.write_text(toml_write.dump(described.topology), encoding="utf-8")
         return load(path, state=self._world.state)
+
+    def _ran(self) -> dict[str, Topology]:
+        return {name: one.world.topology for name, one in self._made.items()}
 
     def _standing(self, asking: Asking) -> Standing:
         weights: dict[str, int] = {}
@@ -319,3 +326,7 @@ class Desk:
             up_s=max(0.0, time.time() - process.since),
             ended="" if code is None else describe_exit(code),
         )
+
+
+def _place(world: World, complaint: Complaint) -> str:
+    return f"{world.path}:{line_of(read(world.path), complaint.path)}"

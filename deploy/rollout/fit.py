@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -57,6 +57,10 @@ def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
             f"no region would serve {model!r} any more: take it out of [models] as well, or leave "
             "it a node that decodes",
         )
+    if after.name != before.name:
+        yield Complaint(
+            ("name",), f"this is the topology of {after.name!r}, and {before.name!r} runs"
+        )
     if after.secrets != before.secrets:
         yield Complaint(("secrets",), "secrets cannot change while the world runs")
     if after.tls != before.tls:
@@ -75,6 +79,24 @@ def misfits(before: Topology, after: Topology) -> Iterator[Complaint]:
         if (was := old_regions.get(region.name)) is not None:
             for key in ("http", "grpc", "routers"):
                 yield from _fixed(("regions", place, key), was, region, key)
+
+
+def losses(unit: str, ran: Mapping[str, Topology], after: Topology) -> Iterator[Complaint]:
+    """Models that callers of `unit`, an edge, have now and would not have any more, though regions
+    serve them. `ran`: what processes run from, by name."""
+    if unit not in ran or all(edge.name != unit for edge in after.edges):
+        return
+    missing = ran[unit].models.keys() - after.models.keys()
+    for region in after.regions:
+        known = ran[region.name].regions if region.name in ran else ()
+        nodes = (node for one in known if one.name == region.name for node in one.nodes)
+        for model in sorted({n.model for n in nodes if n.role is not Role.PREFILL} & missing):
+            yield Complaint(
+                ("models",),
+                f"{model!r} is missing, which region {region.name} serves: callers of edge {unit} "
+                f"would lose it; add it here, or `skerry deploy {region.name}` with this topology "
+                f"first, or `skerry models remove {model}`",
+            )
 
 
 def _served(topology: Topology) -> set[str]:

@@ -35,10 +35,16 @@ def control_of(state: Path | None, root: Path = FOLDER) -> Path:
 
 
 def asked(what: Change, state: Path | None) -> Iterator[str]:
-    """What the world says meanwhile. Raises ConfigError with its last word when it has failed."""
-    for told in ask(control_of(state), what):
-        if isinstance(told, Said):
-            yield told.line
+    """What the world says meanwhile; to who breaks it off, that the world goes on. Raises
+    ConfigError with its last word when it has failed."""
+    try:
+        for told in ask(control_of(state), what):
+            if isinstance(told, Said):
+                yield told.line
+    except KeyboardInterrupt:
+        if not what.dry_run:
+            yield "the world goes on with this all the same; `skerry status` shows what runs"
+        raise
 
 
 def seen(control: Path) -> list[Seen]:

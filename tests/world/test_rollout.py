@@ -3,6 +3,7 @@ and what does not work out leaves the world as it was."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from core.config import Topology, parse, read
+from core.config import Scripted, Topology, parse, read
 from core.config_tenants import Tenant
 from core.errors import ConfigError
 from deploy import toml_write
 from deploy.launcher import LocalWorld
-from deploy.rollout.messages import Deploy
+from deploy.rollout.messages import AddModel, Deploy
 from deploy.rollout.running import asked, control_of, seen
+from tests.tiny_text import write_tiny_folder
 from tests.world.callers import Callers
 from tests.world.faults import alive, until
 from tests.world.scripted import (
@@ -120,6 +122,70 @@ def test_a_topology_that_does_not_fit_is_refused_untouched(
     with pytest.raises(ConfigError, match=words):
         deploy(world, "eu", topology=str(path))
     assert pids(world) == before
+
+
+def without_prefill(topology: Topology) -> Topology:
+    """Of region eu, which then reads prompts where it writes answers."""
+    eu, *others = topology.regions
+    nodes = tuple(node for node in eu.nodes if node.name != "eu-prefill")
+    return replace(topology, regions=(replace(eu, nodes=nodes), *others))
+
+
+def test_a_node_goes_after_an_edge_knows_it_no_more(world: LocalWorld, tmp_path: Path) -> None:
+    """The region runs from an older file than the world then."""
+    before = pids(world)
+    less = str(file_of(world, tmp_path, without_prefill))
+    deploy(world, "ams", topology=less, again=True)
+    assert pids(world).keys() == before.keys()
+    said = deploy(world, "eu", topology=less)
+    assert any(line.endswith("drain node eu-prefill") for line in said)
+    assert pids(world).keys() == before.keys() - {"eu-prefill"}
+    deploy(world, "eu", topology=str(file_of(world, tmp_path, with_tenant)))
+    assert pids(world).keys() == before.keys()
+
+
+def under_another_name(topology: Topology) -> Topology:
+    return replace(topology, name="elsewhere")
+
+
+def test_the_topology_of_another_world_is_refused(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    with pytest.raises(ConfigError, match=r"changed.toml:\d+: this is the topology of 'elsewhere'"):
+        deploy(world, "ams", topology=str(file_of(world, tmp_path, under_another_name)))
+    assert pids(world) == before
+
+
+def test_an_edge_comes_at_no_other_port_than_its_own(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        def with_another(topology: Topology) -> Topology:
+            sfo = replace(topology.edges[0], name="sfo", listen=at)
+            return replace(topology, edges=(*topology.edges, sfo))
+
+        file = str(file_of(world, tmp_path, with_another))
+        with pytest.raises(ConfigError, match=f"changed.toml: edge sfo: {at} is in use"):
+            deploy(world, "sfo", topology=file)
+    assert pids(world) == before
+
+
+def test_an_edge_does_not_lose_a_model_that_regions_serve(
+    world: LocalWorld, tmp_path: Path
+) -> None:
+    before = pids(world)
+    source = write_tiny_folder(tmp_path / "second", context=4096)
+    second = AddModel(name="second", source=str(source), engine="scripted", scripted=Scripted())
+    list(asked(second, world.world.state))
+    added = pids(world)
+    file = str(file_of(world, tmp_path, with_tenant))  # as an operator has it who only knows that
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match=r"changed.toml:\d+: 'second' is missing, which"):
+            deploy(world, "ams", topology=file, dry_run=dry_run)
+    assert pids(world) == added
+    for unit in ("eu", "us", "ams", "nyc"):
+        deploy(world, unit, topology=file)
+    assert pids(world).keys() == before.keys()
 
 
 def release_with(folder: Path, file: str, change: Callable[[str], str]) -> Path:

@@ -98,7 +98,7 @@ def test_a_node_on_demand_waits_for_somebody_who_asks() -> None:
 @pytest.mark.parametrize(
     ("unit", "more", "words"),
     [
-        ("eu", {}, "asia is new in this topology: bring it with `skerry deploy asia` first"),
+        ("eu", {}, "asia is new in this topology: .* `skerry deploy asia --topology FILE` first"),
         ("nowhere", {}, "asia is new"),
         ("asia", {"canary": 5}, "nothing to compare a canary with"),
     ],

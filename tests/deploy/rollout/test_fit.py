@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from core.config import Topology
 from core.types import Role
-from deploy.rollout.fit import misfits, settled, with_those_of
+from deploy.rollout.fit import losses, misfits, settled, with_those_of
 from tests.deploy.rollout.test_plan import TWO, region, topology
 
 
@@ -34,6 +34,7 @@ def test_addresses_that_were_asked_for_are_those_that_were_found() -> None:
             "grpc of 'eu' cannot change",
         ),
         (replace(TWO, secrets=replace(TWO.secrets, region="env:X")), "secrets cannot change"),
+        (replace(TWO, name="pier"), "this is the topology of 'pier', and 'skerry' runs"),
     ],
 )
 def test_what_does_not_fit(after: Topology, words: str) -> None:
@@ -63,3 +64,16 @@ def test_what_is_kept_of_a_file_and_what_was_found_for_it() -> None:
     running = topology(replace(TWO.regions[0], http="127.0.0.1:777"))
     assert with_those_of(TWO, running).regions == (running.regions[0], TWO.regions[1])
     assert with_those_of(running, TWO).regions == TWO.regions[:1]
+
+
+def test_an_edge_keeps_the_models_that_regions_serve() -> None:
+    was = topology(TWO.regions[0], region("us", ("a", Role.COMBINED), model="other"))
+    less = replace(TWO, models={"m": TWO.models["m"]})
+    ran = {"ams": was, "nyc": less, "eu": was, "us": was}
+    (found,) = losses("ams", ran, less)
+    for word in ("'other'", "region us", "edge ams", "skerry deploy us", "skerry models remove"):
+        assert word in found.what
+    assert list(losses("nyc", ran, less)) == [], "its callers do not have it now"
+    assert list(losses("us", ran, less)) == [], "no edge"
+    assert list(losses("ams", {**ran, "us": less}, less)) == [], "the region is done"
+    assert list(losses("ams", ran, was)) == []
