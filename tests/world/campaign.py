@@ -178,11 +178,18 @@ def _held(world: LocalWorld, at: Place, step: Step, stopped: ExitStack) -> Call:
         stopped.enter_context(_stopped_rank(world, reader, at.region))
         stopped.enter_context(_stopped_rank(world, writer, at.region))
         return call
-    assert until(lambda: figure(writer, "blocks_used") >= LONG // 20)  # more than answers hold
+    while not _full(lambda: figure(writer, "blocks_used") >= LONG // 20, call):
+        call = ask(world, at, step, LONG, FEW)  # that one was over before anybody looked
     stopped.enter_context(_stopped_rank(world, writer, at.region))
     if step is Step.READY:
         assert until(lambda: figure(reader, "kv_bytes_sent") > sent)
     return call
+
+
+def _full(holds: Callable[[], bool], call: Call) -> bool:
+    """Whether the writer holds more than answers do, before the call is over."""
+    assert until(lambda: holds() or call.answer.done), "it neither got room nor an answer"
+    return not call.answer.done
 
 
 @contextmanager

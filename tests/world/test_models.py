@@ -30,7 +30,7 @@ from tests.world.scripted import (
     streaming,
     take,
 )
-from tests.world.test_rollout import pids
+from tests.world.test_rollout import deploy, file_of, pids, with_tenant
 
 pytestmark = pytest.mark.world
 
@@ -67,7 +67,9 @@ def other(prompt: str, **more: object) -> dict[str, object]:
     return completion(prompt, model=OTHER, max_tokens=5, **more)
 
 
-def test_a_model_comes_and_goes_under_streams(world: LocalWorld, source: Path) -> None:
+def test_a_model_comes_and_goes_under_streams(
+    world: LocalWorld, source: Path, tmp_path: Path
+) -> None:
     before = pids(world)
     assert ask(world.edges["ams"], other("is it there?")).status == 404
     with Callers(world, 4) as callers:
@@ -78,6 +80,13 @@ def test_a_model_comes_and_goes_under_streams(world: LocalWorld, source: Path) -
         added = pids(world)
         assert {name for name in before if before[name] != added[name]} == EDGES
         assert added.keys() - before.keys() == NODES
+        file = str(file_of(world, tmp_path, with_tenant))  # as who does not know of it has it
+        for dry_run in (True, False):
+            with pytest.raises(
+                ConfigError, match=rf"changed.toml:\d+: '{OTHER}' is missing, which"
+            ):
+                deploy(world, "ams", topology=file, dry_run=dry_run)
+        assert pids(world) == added
 
         slow = Answer(0, ask(world.edges["ams"], other("hold")).headers)
         prompt = "a last word that takes its time " * 80

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from core.config import Scripted, Topology, parse, read
+from core.config import Topology, parse, read
 from core.config_tenants import Tenant
 from core.errors import ConfigError
 from deploy import toml_write
 from deploy.launcher import LocalWorld
-from deploy.rollout.messages import AddModel, Deploy
+from deploy.rollout.messages import Deploy
 from deploy.rollout.running import asked, control_of, seen
-from tests.tiny_text import write_tiny_folder
 from tests.world.callers import Callers
 from tests.world.faults import alive, until
 from tests.world.scripted import (
@@ -168,24 +167,6 @@ def test_an_edge_comes_at_no_other_port_than_its_own(world: LocalWorld, tmp_path
         with pytest.raises(ConfigError, match=f"changed.toml: edge sfo: {at} is in use"):
             deploy(world, "sfo", topology=file)
     assert pids(world) == before
-
-
-def test_an_edge_does_not_lose_a_model_that_regions_serve(
-    world: LocalWorld, tmp_path: Path
-) -> None:
-    before = pids(world)
-    source = write_tiny_folder(tmp_path / "second", context=4096)
-    second = AddModel(name="second", source=str(source), engine="scripted", scripted=Scripted())
-    list(asked(second, world.world.state))
-    added = pids(world)
-    file = str(file_of(world, tmp_path, with_tenant))  # as an operator has it who only knows that
-    for dry_run in (True, False):
-        with pytest.raises(ConfigError, match=r"changed.toml:\d+: 'second' is missing, which"):
-            deploy(world, "ams", topology=file, dry_run=dry_run)
-    assert pids(world) == added
-    for unit in ("eu", "us", "ams", "nyc"):
-        deploy(world, unit, topology=file)
-    assert pids(world).keys() == before.keys()
 
 
 def release_with(folder: Path, file: str, change: Callable[[str], str]) -> Path:
