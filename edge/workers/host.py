@@ -55,7 +55,6 @@ class Host:
         self._pacer = pacer
         self._clock = clock
         self._hosted: dict[str, Hosted] = {}
-        self._acting: dict[tuple[str, str], str] = {}  # for whom each staged version is to act
         self._serial = 0
         self._turn = asyncio.Lock()
         self._ending: dict[asyncio.Task[None], Unit] = {}
@@ -71,7 +70,7 @@ class Host:
                     hosted = self._made(name, card)
                     bundle = unpack(self._shelf.take(name, card.active))
                     await self._start(hosted, bundle, card.active, card.tenant)
-                    hosted.active = self._unstage(hosted, card.active)
+                    hosted.active = hosted.staged.pop(card.active)
                 except SkerryError as error:
                     _log.error("worker not served name=%s why=%s", name, error)
             self._write()
@@ -117,7 +116,7 @@ class Host:
         """Forget what was staged. Idempotent."""
         async with self._turn:
             hosted = self._hosted.get(name)
-            if hosted is not None and (unit := self._unstage(hosted, version)) is not None:
+            if hosted is not None and (unit := hosted.staged.pop(version, None)) is not None:
                 await unit.close(0.0)
             if hosted is not None and hosted.active is None and not hosted.staged:
                 self._drop(hosted, keep=bool(hosted.card.deployments))
@@ -227,11 +226,12 @@ class Host:
 
     def _activate(self, name: str, version: str, how: str, id_: str = "") -> None:
         hosted = self._known(name)
-        if version not in hosted.staged:
+        unit = hosted.staged.get(version)
+        if unit is None:
             raise NotFound(f"the version {version!r} of {name!r} is not staged on this edge")
-        tenant = self._acting[name, version]
+        tenant = unit.tenant
         _refuse_foreign(hosted, tenant)  # another one may have taken it over meanwhile
-        before, hosted.active = hosted.active, self._unstage(hosted, version)
+        before, hosted.active = hosted.active, hosted.staged.pop(version)
         if hosted.card.tenant != tenant and hosted.card.deployments:
             how = TAKEOVER
         deployment = Deployment(version, int(self._clock()), how, id_)
@@ -282,10 +282,10 @@ class Host:
 
     async def _start(self, hosted: Hosted, bundle: Bundle, version: str, tenant: str) -> None:
         """Raises WorkerRefused, ConfigError."""
-        old = self._unstage(hosted, version)
+        old = hosted.staged.pop(version, None)
         if old is not None:
             await old.close(0.0)
-        unit = self._unit(hosted, bundle, version)
+        unit = self._unit(hosted, bundle, version, tenant)
         try:
             await unit.start()
         except BaseException as error:
@@ -298,13 +298,8 @@ class Host:
                 ) from error
             raise
         hosted.staged[version] = unit
-        self._acting[hosted.name, version] = tenant
 
-    def _unstage(self, hosted: Hosted, version: str) -> Unit | None:
-        self._acting.pop((hosted.name, version), None)
-        return hosted.staged.pop(version, None)
-
-    def _unit(self, hosted: Hosted, bundle: Bundle, version: str) -> Unit:
+    def _unit(self, hosted: Hosted, bundle: Bundle, version: str, tenant: str) -> Unit:
         self._serial += 1
 
         def seat(folder: Path, listener: int, control: Path) -> Seat:
@@ -327,6 +322,7 @@ class Host:
 
         return Unit(
             version=version,
+            tenant=tenant,
             bundle=bundle,
             runtime=self._runtimes[bundle.settings.language],
             book=hosted.book,
@@ -366,8 +362,6 @@ class Host:
 
     def _drop(self, hosted: Hosted, *, keep: bool = False) -> None:
         self._hosted.pop(hosted.name, None)
-        for version in hosted.staged:
-            self._acting.pop((hosted.name, version), None)
         if not keep and not hosted.open:
             self._shelf.forget(hosted.name)
 

@@ -47,6 +47,7 @@ class Unit:
         self,
         *,
         version: str,
+        tenant: str,
         bundle: Bundle,
         runtime: Runtime,
         book: LogBook,
@@ -58,9 +59,10 @@ class Unit:
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`serial` is of this unit alone, among all of the host's life. `changed` is called when a
-        rest begins and when it is over."""
+        """`tenant` is for whom it acts. `serial` is of this unit alone, among all of the host's
+        life. `changed` is called when a rest begins and when it is over."""
         self.version = version
+        self.tenant = tenant
         self.bundle = bundle
         self.socket = root / f"u{serial}.sock"
         self.used = root / f"u{serial}.used"

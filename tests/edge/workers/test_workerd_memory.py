@@ -62,7 +62,8 @@ async def test_a_good_worker_does_not_fill_its_memory(
 
     settings = Settings(name="w", compatibility_date="2025-10-08")
     unit = Unit(
-        version="v", bundle=Bundle(settings=settings, modules=(Module("worker.js", "esm", WELL),)),
+        version="v", tenant="t",
+        bundle=Bundle(settings=settings, modules=(Module("worker.js", "esm", WELL),)),
         runtime=Workerd(), book=LogBook(), limits=limits, root=root, serial=1, seat=seat,
         changed=lambda: None, pacer=Pacer(),
     )  # fmt: skip

@@ -110,6 +110,7 @@ async def running(
 
             unit = Unit(
                 version="v1",
+                tenant="t",
                 bundle=bundle(code),
                 runtime=PythonRuntime(egress, trusted=trusted),
                 book=book,
