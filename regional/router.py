@@ -231,11 +231,15 @@ class Router:
 
     async def watch(self) -> None:
         """Lose the nodes that fall silent. Runs until cancelled."""
+        suspects: set[NodeSession] = set()
         while True:
             if not await nap(self._limits.heartbeat_s / 2):
                 continue  # what they said meanwhile is still to be read
-            for session in self.cluster.silent():
+            silent = set(self.cluster.silent())
+            for session in silent & suspects:
                 self._lose(session, "three heartbeats were missed")
+            # Whoever was kept from reading for a moment sees silence as well, once.
+            suspects = silent - suspects
 
     def take(self, region: Region) -> None:
         """Go on with what a changed topology says of the region."""

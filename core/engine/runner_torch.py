@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -94,7 +95,12 @@ class TorchRunner:
         self._masks = masks = Masks.of(Path(config.source), model.vocab_size, config.max_sequences)
         self._stepper = stepper = Stepper(decoder, geometry, shared, masks)
         progress("measuring", 0.0)
-        prefill, decode = measure(stepper.step, geometry, config.max_step_tokens)
+        prefill, decode = measure(
+            stepper.step,
+            geometry,
+            config.max_step_tokens,
+            lambda: time.process_time() / config.threads,
+        )
         progress("measuring", 1.0)
         return LoadedModel(
             fingerprint=identity,

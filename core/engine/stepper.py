@@ -23,6 +23,7 @@ from core.types import BLOCK_TOKENS
 
 _MEASURE_S = 0.2
 """Time for each of the two rates that are measured at start."""
+_LEAST_STEP_S = 1e-6
 
 
 class Stepper:
@@ -116,11 +117,17 @@ def in_order(plan: StepPlan, results: Sequence[RowResult], seconds: float) -> St
 
 
 def measure(
-    step: Callable[[StepPlan], StepResult], geometry: KVGeometry, max_step_tokens: int
+    step: Callable[[StepPlan], StepResult],
+    geometry: KVGeometry,
+    max_step_tokens: int,
+    worked_s: Callable[[], float] | None = None,
 ) -> tuple[float, float]:
     """(prefill, decode) tokens per second, on one sequence; warms up at the same time.
 
-    Uses blocks that nobody holds yet; what it leaves in them is never read.
+    Uses blocks that nobody holds yet; what it leaves in them is never read. `worked_s`: what has
+    been computed so far, in seconds of all its threads together; where it is less than what passed,
+    it counts: while a whole world starts, a node waits for its cores, and who waited longest would
+    seem slow until it has read thousands of tokens.
     """
     limit = geometry.blocks[0] * BLOCK_TOKENS
     chunk = max(1, min(128, max_step_tokens, limit - 1))
@@ -131,14 +138,17 @@ def measure(
     prompt = Row(name, (0,) * chunk, 0, tables, None)
     token = Row(name, (0,), min(chunk, limit - 1), tables, greedy)
     step(StepPlan(0, (prompt, token)))
-    return chunk / _best(step, prompt), 1 / _best(step, token)
+    worked_s = worked_s or time.perf_counter
+    return chunk / _best(step, prompt, worked_s), 1 / _best(step, token, worked_s)
 
 
-def _best(step: Callable[[StepPlan], StepResult], row: Row) -> float:
+def _best(step: Callable[[StepPlan], StepResult], row: Row, worked_s: Callable[[], float]) -> float:
     best = float("inf")
     until = time.perf_counter() + _MEASURE_S
     for _ in range(5):
-        best = min(best, step(StepPlan(0, (row,))).seconds)
+        before_s = worked_s()
+        passed_s = step(StepPlan(0, (row,))).seconds
+        best = min(best, passed_s, max(_LEAST_STEP_S, worked_s() - before_s))
         if time.perf_counter() > until:
             break
     return best

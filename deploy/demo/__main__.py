@@ -13,7 +13,7 @@ from core.errors import ConfigError
 from core.status import NodeStatus
 from deploy.access import own_key
 from deploy.client import ask
-from deploy.demo.rounds import Result, Round, missed, rounds
+from deploy.demo.rounds import EDITIONS, Result, Round, missed, rounds, stayed
 from deploy.demo.table import results_table
 from deploy.doctor import DEFAULT_TOPOLOGY
 from deploy.hints import curl, indented
@@ -24,6 +24,10 @@ from deploy.state import FOLDER
 
 MODEL = "smollm2"
 MAX_TOKENS = 60
+AS_QUICK = (
+    "By its rates one node was as quick as two (split_does_not_pay): no KV moved.\n"
+    "   It knows them better now; once more, with a new edition of the handbook."
+)
 
 
 def main() -> int:
@@ -53,7 +57,15 @@ def _show(console: Console, world: LocalWorld) -> list[str]:
         own_key(world.world, world.edges) as headers,
         httpx.Client(trust_env=False, headers=headers) as client,
     ):
-        results = [_ask(console, client, world, one) for one in rounds()]
+        first, *others = rounds()
+        results = [_ask(console, client, world, first)]
+        for edition in range(2, EDITIONS + 1):
+            if not stayed(results[0].answer):
+                break
+            console.print(f"   {AS_QUICK}\n")
+            first, *others = rounds(edition)
+            results = [_ask(console, client, world, first)]
+        results += [_ask(console, client, world, one) for one in others]
         views = [router_view(client, url) for url in world.routers.values()]
     nodes: Sequence[NodeStatus] = [node for view in views if view for node in view.nodes]
     console.print(results_table(results))

@@ -14,6 +14,8 @@ HANDBOOK = Path(__file__).parent / "handbook.md"
 FACT = QUESTION
 """Without the second sentence this small model hesitates between English and French: its best two
 first tokens are 0.08 apart, less than the rounding of bf16; with it 1.5."""
+EDITIONS = 3
+"""Of the handbook: so often it is asked for a split that pays."""
 CACHED_SHARE = 0.8
 """Of its prompt that the second edge's request must find already read."""
 
@@ -37,8 +39,11 @@ class Result:
     answer: Answer
 
 
-def rounds() -> tuple[Round, ...]:
-    handbook = Turn("system", HANDBOOK.read_text(encoding="utf-8"))
+def rounds(edition: int = 1) -> tuple[Round, ...]:
+    """`edition`: of the handbook; nobody has read a later one because of an earlier one."""
+    text = HANDBOOK.read_text(encoding="utf-8")
+    heading = "" if edition == 1 else f"Edition {edition}\n\n"
+    handbook = Turn("system", heading + text)
 
     def about_handbook(question: str) -> tuple[Turn, ...]:
         return (handbook, Turn("user", question))
@@ -64,6 +69,12 @@ def rounds() -> tuple[Round, ...]:
     )  # fmt: skip
 
 
+def stayed(answer: Answer) -> bool:
+    """Whether the region let one node do it all, since by its rates two would not be quicker: what
+    it knows of nodes that have just started is little, and each prompt teaches it more."""
+    return answer.trace.node_reason == "split_does_not_pay"
+
+
 def missed(results: Sequence[Result], nodes: Sequence[NodeStatus]) -> list[str]:
     """The conditions that do not hold, each in one line; none for a demo that worked.
 
@@ -75,7 +86,8 @@ def missed(results: Sequence[Result], nodes: Sequence[NodeStatus]) -> list[str]:
         faults.append(
             "① KV did not cross between two processes: "
             f"read by {cold.trace.prefill or cold.trace.decode or 'nobody'}, "
-            f"answered by {cold.trace.decode or 'nobody'}, {cold.trace.kv_bytes} bytes moved"
+            f"answered by {cold.trace.decode or 'nobody'}, {cold.trace.kv_bytes} bytes moved "
+            f"({cold.trace.node_reason or 'no reason told'})"
         )
     if cold.trace.region != warm.trace.region or cold.trace.edge == warm.trace.edge:
         faults.append(

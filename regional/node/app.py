@@ -46,7 +46,10 @@ log = logging.getLogger("skerry.node")
 
 DRAIN_GRACE_S = 10.0
 """Running requests get this long after a stop signal; a second signal cuts it short."""
-GOODBYE_S = 1.0
+GOODBYE_S = 5.0
+"""A router has so long to read the last words, among them the ends of answers."""
+HURRIED_GOODBYE_S = 1.0
+"""From a second signal on."""
 EXIT_RANK_LOST = 1
 
 
@@ -280,15 +283,24 @@ async def until_the_end(
             error = lost.result()
             log.error("%s", error)
             front.fail_all(error)
-            await sessions.leave("a rank died", timeout_s=GOODBYE_S)
+            await _take_leave(sessions, "a rank died", hurried)
             return EXIT_RANK_LOST
         front.give_up(Draining("the node stops"))
-        await sessions.leave("stopped", timeout_s=GOODBYE_S)
+        await _take_leave(sessions, "stopped", hurried)
         return 0
     finally:
         for task in (lost, asked, hurried, retired, idle):
             if task is not None:
                 task.cancel()
+
+
+async def _take_leave(sessions: RouterSessions, reason: str, hurried: asyncio.Task[bool]) -> None:
+    leaving = asyncio.create_task(sessions.leave(reason, timeout_s=GOODBYE_S))
+    try:
+        await asyncio.wait({leaving, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({leaving}, timeout=HURRIED_GOODBYE_S)
+    finally:
+        leaving.cancel()
 
 
 def _check_plan(setup: NodeSetup) -> None:

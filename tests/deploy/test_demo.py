@@ -10,7 +10,7 @@ from rich.console import Console
 from core.status import NodeStatus
 from core.types import ModelName, NodeName, Role
 from deploy.client import Answer, Trace
-from deploy.demo.rounds import HANDBOOK, Result, missed, rounds
+from deploy.demo.rounds import EDITIONS, HANDBOOK, Result, missed, rounds, stayed
 from deploy.demo.table import results_table, size
 
 
@@ -113,6 +113,22 @@ def test_rounds_share_one_handbook_over_two_edges() -> None:
     assert 5500 < len(text.encode()) < 7500
     assert "founded in 1911 by the sisters Agnes and Moira Tarbet" in text
     assert "leaves the mainland at half past five in the morning" in text
+
+
+def test_a_later_edition_is_read_anew_and_by_both_edges() -> None:
+    first = rounds()
+    for edition in range(2, EDITIONS + 1):
+        cold, warm, near, fact = rounds(edition)
+        assert cold.turns[0] == warm.turns[0]
+        assert cold.turns[0].content[:16] != first[0].turns[0].content[:16]
+        assert HANDBOOK.read_text(encoding="utf-8") in cold.turns[0].content
+        assert (near, fact) == first[2:]
+
+
+def test_only_who_saw_no_gain_is_asked_again() -> None:
+    assert stayed(traced(COLD, prefill=None, node_reason="split_does_not_pay"))
+    assert not stayed(COLD)
+    assert not stayed(traced(COLD, prefill=None, node_reason="no_prefill_node"))
 
 
 def test_table_shows_every_round() -> None:

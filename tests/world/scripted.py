@@ -7,6 +7,7 @@ stale or somebody else's shows as a failed request.
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from tests.tiny_text import write_tiny_folder
 
 MODEL = "tiny"
 CONTEXT = 16384
+PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Of clients that speak plain http; else each would read all certificates that a machine knows
+first, and busy tests would be busiest with that."""
 
 
 def topology(
@@ -53,7 +57,6 @@ def topology(
         regions=(_region("eu"), _region("us")),
         access=Access(anonymous="until-keys"),
         routing=config.Routing(expose_nodes=True, simulate_round_trips=True),
-        limits=config.Limits(heartbeat_s=0.5),
     )
 
 
@@ -153,7 +156,7 @@ def streaming(
 ) -> Iterator[httpx.Response]:
     """An open stream; leaving the block closes its connection."""
     with (
-        httpx.Client(base_url=edge, timeout=30, trust_env=False) as client,
+        httpx.Client(base_url=edge, timeout=30, trust_env=False, verify=PLAIN) as client,
         client.stream("POST", path, json=body) as response,
     ):
         yield response
@@ -180,6 +183,11 @@ def ask(
 
 
 def region_status(world: LocalWorld, region: str) -> dict[str, Any]:
-    response = httpx.get(f"{world.routers[region]}/status", timeout=5, trust_env=False)
-    status: dict[str, Any] = msgspec.json.decode(response.content)
-    return status
+    return page(f"{world.routers[region]}/status")
+
+
+def page(url: str) -> dict[str, Any]:
+    """What a process tells in JSON."""
+    response = httpx.get(url, timeout=5, trust_env=False, verify=PLAIN)
+    told: dict[str, Any] = msgspec.json.decode(response.content)
+    return told

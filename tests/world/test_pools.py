@@ -17,6 +17,7 @@ from core.types import Role
 from deploy import toml_write
 from deploy.launcher import LocalWorld, run_world
 from deploy.process import Pauses
+from deploy.scaling import LATE_S
 from tests.tiny_text import write_tiny_folder
 from tests.world.faults import until
 from tests.world.scripted import (
@@ -35,7 +36,7 @@ from tests.world.scripted import (
 OTHER = "other"
 NODE = {MODEL: "one", OTHER: "two"}
 IDLE_S, TURN_S = 1.0, 0.5
-PLENTY_S = 15.0
+PLENTY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def test_a_swap_waits_for_the_stream_and_breaks_nothing(shared: Shared) -> None:
     assert answer.usage["completion_tokens"] == 900
     assert (came.status, came.done, came.error) == (200, True, None)
     assert ended - asked > TURN_S, "the turn was over before the stream"
-    assert spent_s < PLENTY_S / 2
+    assert spent_s < LATE_S, "and its place was not taken by force"
     assert shared.most_at_once() == 1
 
 

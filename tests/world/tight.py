@@ -41,7 +41,6 @@ def topology(source: Path, *, kv_tokens: int) -> config.Topology:
         access=Access(anonymous="until-keys"),
         tenants={ANONYMOUS: Tenant(tokens_per_minute=1_000_000_000)},  # so that a ledger is kept
         routing=config.Routing(expose_nodes=True),
-        limits=config.Limits(heartbeat_s=0.5),
     )
 
 

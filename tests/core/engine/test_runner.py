@@ -11,8 +11,17 @@ import pytest
 import torch
 
 from core.engine.messages import RankConfig
-from core.engine.plan import LoadedModel, Row, RowResult, SampleSpec, SequenceId, StepPlan
+from core.engine.plan import (
+    LoadedModel,
+    Row,
+    RowResult,
+    SampleSpec,
+    SequenceId,
+    StepPlan,
+    StepResult,
+)
 from core.engine.runner_torch import TorchRunner, compute_dtype
+from core.engine.stepper import measure
 from core.errors import ConfigError
 from core.kv.memory import attach
 from tests.core.models.tiny import (
@@ -52,6 +61,22 @@ def test_load_says_what_it_found(runner: TorchRunner) -> None:
     assert model.prefill_tokens_per_s > model.decode_tokens_per_s > 1
     assert stages[0] == "weights 0%"
     assert stages[-1] == "measuring 100%"
+
+
+def test_who_waits_for_its_cores_while_it_measures_does_not_seem_slow(runner: TorchRunner) -> None:
+    """Each step takes 20 ms of work, and is kept waiting ten times as long."""
+    geometry = _load(runner).geometry
+    worked = 0.0
+
+    def step(plan: StepPlan) -> StepResult:
+        nonlocal worked
+        worked += 0.02
+        return StepResult(number=plan.number, rows=(), seconds=0.2)
+
+    prefill, decode = measure(step, geometry, 100, lambda: worked)
+    assert (prefill, decode) == (pytest.approx(100 / 0.02), pytest.approx(1 / 0.02))
+    prefill, decode = measure(step, geometry, 100, lambda: 1000 * worked)
+    assert (prefill, decode) == (pytest.approx(100 / 0.2), pytest.approx(1 / 0.2)), "never longer"
 
 
 def test_steps_complete_in_order_and_write_shared_memory(runner: TorchRunner) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from core.errors import NodeLost, RequestError
 from core.orders import RETIRE
-from regional.node.app import DRAIN_GRACE_S, until_the_end
+from regional.node.app import DRAIN_GRACE_S, HURRIED_GOODBYE_S, until_the_end
 from regional.node.stopping import Stopping
 
 
@@ -20,6 +20,8 @@ class Stage:
     said: list[str] = field(default_factory=list)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    reads: bool = True
+    """Whether routers read what is said at last."""
 
     def close(self) -> None:
         self._note("close")
@@ -38,10 +40,13 @@ class Stage:
 
     async def leave(self, reason: str, *, timeout_s: float) -> None:
         self._note(f"leave, {reason}")
+        if not self.reads:
+            await asyncio.sleep(timeout_s)
+            self._note("leave without a word")
 
     async def heard(self, count: int) -> None:
         """So many things have been said."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.said) < count:
                 self.news.clear()
                 await self.news.wait()
@@ -122,13 +127,32 @@ def test_a_retired_one_can_still_be_told_to_stop_and_to_hurry() -> None:
     asyncio.run(test())
 
 
+def test_routers_have_time_to_read_the_last_words_unless_somebody_is_in_a_hurry() -> None:
+    async def test() -> None:
+        stage = Stage(reads=False)
+        stage.idle.set()
+        end = begin(stage)
+        await asyncio.sleep(0)
+        signalled(RETIRE)
+        await stage.heard(6)
+        assert stage.said == [*CLOSED, *DRAINED, *GONE]
+        await asyncio.wait({end}, timeout=2 * HURRIED_GOODBYE_S)
+        assert not end.done(), "a router on a busy machine takes its time"
+        signalled(signal.SIGTERM)
+        signalled(signal.SIGTERM)
+        assert await end == 0
+        assert stage.said == [*CLOSED, *DRAINED, *GONE], "cut short"
+
+    asyncio.run(test())
+
+
 def test_what_is_asked_to_retire_while_it_loads_does_not_load_on() -> None:
     async def test() -> None:
         stop = Stopping()
         loading = asyncio.create_task(stop.unless_stopped(never()))
         await asyncio.sleep(0)
         signalled(RETIRE)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await loading is None
 
     asyncio.run(test())
