@@ -47,7 +47,7 @@ def edge_client(
     """For the edge at the URL `base`."""
     if not base.startswith("https://"):
         return httpx.Client(trust_env=False, headers=headers, timeout=timeout)
-    for world, edge in _running(base, root):
+    for world, edge in worlds_at(base, root):
         if (pins := pins_of(world, edge)) is not None:
             return httpx.Client(
                 transport=PinnedTransport(pins), trust_env=False, headers=headers, timeout=timeout
@@ -56,7 +56,7 @@ def edge_client(
     return httpx.Client(verify=verify, trust_env=False, headers=headers, timeout=timeout)
 
 
-def _running(base: str, root: Path) -> Iterator[tuple[World, Edge]]:
+def worlds_at(base: str, root: Path) -> Iterator[tuple[World, Edge]]:
     """The edge of that URL, in a world that runs here."""
     for folder, current in running_folders(root).items():
         for name, url in current.edges.items():

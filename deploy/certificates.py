@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
+from deploy.where import AnyStateOption, AnyTopologyOption, kept_world_meant
 
 certs = typer.Typer(help="Certificates of a world's processes.", no_args_is_help=True)
 
@@ -22,7 +22,7 @@ def init(
     there. They are used where the topology says `[tls] inside = true`."""
     from deploy.certs import init
 
-    init(world_meant(topology, state), days, print)
+    init(kept_world_meant(topology, state, begins=True), days, print)
 
 
 @certs.command()
@@ -41,7 +41,7 @@ def rotate(
     breaks."""
     from deploy.certs import rotate
 
-    rotate(world_meant(topology, state), days, print, authority=authority)
+    rotate(kept_world_meant(topology, state), days, print, authority=authority)
 
 
 @certs.command()
@@ -59,7 +59,7 @@ def public(
     callers, name files of your authority in the edge's tls table instead."""
     from deploy.certs import public
 
-    public(world_meant(topology, state), edge, host or ["localhost"], days, print)
+    public(kept_world_meant(topology, state, begins=True), edge, host or ["localhost"], days, print)
 
 
 @certs.command("list")
@@ -67,5 +67,5 @@ def list_certs(topology: AnyTopologyOption = None, state: AnyStateOption = None)
     """Every certificate with the days that it is good for."""
     from deploy.certs import rows
 
-    for row in rows(world_meant(topology, state)):
+    for row in rows(kept_world_meant(topology, state)):
         print(f"{row.name:<20} {row.days_left:>5} days  {', '.join(row.hosts)}".rstrip())

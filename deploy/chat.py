@@ -9,6 +9,7 @@ import httpx
 from deploy.access import headers_of
 from deploy.calling import edge_client
 from deploy.client import Answer, AskFailed, Turn, ask
+from deploy.screen import Screen
 
 
 class Chat:
@@ -24,6 +25,8 @@ class Chat:
         self._temperature = temperature
         self._turns: list[Turn] = []
         self._line_open = False
+        self._waiting = Screen(sys.stderr)
+        self._waited = False
 
     def run(self, prompt: str | None) -> None:
         """Answer `prompt`, or what stdin holds, or one line after another from a terminal. The
@@ -61,15 +64,19 @@ class Chat:
         if not prompt.strip():
             raise AskFailed("nothing was asked: the question is empty")
         turns = [*self._turns, Turn("user", prompt)]
-        answer = ask(
-            client,
-            self._base,
-            model=self._model,
-            turns=turns,
-            show=self._stream,
-            max_tokens=self._max_tokens,
-            temperature=self._temperature,
-        )
+        try:
+            answer = ask(
+                client,
+                self._base,
+                model=self._model,
+                turns=turns,
+                show=self._stream,
+                wait=self._wait,
+                max_tokens=self._max_tokens,
+                temperature=self._temperature,
+            )
+        finally:
+            self._wait_is_over()
         self._turns = [*turns, Turn("assistant", answer.text)]
         self._line_open = True  # also after an empty answer
         self._end_line()
@@ -80,7 +87,21 @@ class Chat:
         if sys.stdout.isatty():
             print(f"\x1b[2m{_footer(answer)}\x1b[0m")
 
+    def _wait(self, why: str) -> None:
+        """On a terminal the words stay until the answer begins; elsewhere the first are said."""
+        if self._waiting.live:
+            self._waiting.draw(why)
+        elif not self._waited:
+            self._waiting.say(why)
+        self._waited = True
+
+    def _wait_is_over(self) -> None:
+        if self._waited:
+            self._waiting.draw("")
+        self._waited = False
+
     def _stream(self, piece: str) -> None:
+        self._wait_is_over()
         self._line_open = True  # first: Ctrl-C may come right after the piece
         print(piece, end="", flush=True)
 

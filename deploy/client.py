@@ -160,6 +160,11 @@ class AnswerBuilder:
         )
         return piece
 
+    @property
+    def begun(self) -> bool:
+        """Something of the answer has come."""
+        return self._first is not None
+
     def answer(self, now: float) -> Answer:
         """Raises AskFailed when the stream stopped before its end."""
         if not self.ended:
@@ -184,11 +189,13 @@ def ask(
     model: str,
     turns: Sequence[Turn],
     show: Callable[[str], None],
+    wait: Callable[[str], None] = lambda _: None,
     max_tokens: int | None = None,
     temperature: float | None = None,
     stop: Sequence[str] = (),
 ) -> Answer:
-    """Stream one answer from the edge at `base`; `show` gets each piece. Raises AskFailed."""
+    """Stream one answer from the edge at `base`; `show` gets each piece, and `wait` what is waited
+    for before the first one. Raises AskFailed."""
     body: dict[str, object] = {
         "model": model,
         "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
@@ -218,11 +225,29 @@ def ask(
                 piece = builder.take(event, time.monotonic())
                 if piece:
                     show(piece)
+                elif not builder.begun and (why := waits_for(event)) is not None:
+                    wait(why)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise AskFailed(unreachable(base, error)) from error
     except msgspec.MsgspecError as error:
         raise AskFailed(f"{base} does not answer in OpenAI's form: {error}") from error
     return builder.answer(time.monotonic())
+
+
+def waits_for(event: Data | Comment) -> str | None:
+    """What an edge says of a request that has no answer yet, for people; None where it says nothing
+    of that."""
+    if not isinstance(event, Comment):
+        return None
+    kind, _, place = event.text.partition(", ")
+    if kind == "held" and place:
+        return f"every region is busy: {place} in the edge's line"
+    if event.text == "waiting":
+        return (
+            "no word of an answer yet: it waits in its region, its prompt is read, or its model "
+            "starts"
+        )
+    return None
 
 
 def refusal(response: httpx.Response) -> str:

@@ -138,22 +138,22 @@ def status(edge: EdgeOption = None) -> None:
     """Show regions, nodes and their load, as an edge sees them; plain lines into a pipe."""
     from rich.console import Console
 
+    from deploy.answering import silent_at
     from deploy.explain import recent_lines
     from deploy.rollout.processes import process_lines
     from deploy.rollout.running import seen_at
     from deploy.served import model_lines, scales
-    from deploy.state import first_edge
-    from deploy.status import edge_view, region_lines, status_lines, status_table
+    from deploy.state import edges_of_first
+    from deploy.status import first_view, region_lines, status_lines, status_table
 
-    base = edge or first_edge()
-    view = edge_view(base)
+    base, view = first_view([edge] if edge else edges_of_first())
     if sys.stdout.isatty():
         console = Console()
         console.print(status_table(view.regions, console.width))
     else:
         print("\n".join(status_lines(view.regions)))
     scaled = ["", *model_lines(view.regions)] if scales(view.regions) else []
-    processes = ["", *process_lines(view, seen_at(base))]
+    processes = ["", *process_lines(view, seen_at(base), silent_at(base, [view.edge]))]
     print("\n".join([*processes, "", *region_lines(view), *scaled, "", *recent_lines(base)]))
 
 

@@ -25,6 +25,7 @@ from deploy.ready import Probe, edge_urls, router_urls
 from deploy.rollout.control import serving
 from deploy.rollout.desk import Desk
 from deploy.rollout.fit import self_contained
+from deploy.rollout.undoing import undo
 from deploy.scaling import scaled
 from deploy.specs import Makings
 from deploy.state import (
@@ -105,6 +106,7 @@ def run_world(
             if state
             else claim_any(root, folder_name(described.topology.name), say, marks)
         )
+        undo(folder.path, say)
         resolved = resolve(self_contained(described), stack)
         for move in resolved.moves:
             say(str(move))

@@ -35,10 +35,11 @@ def list_models(
 ) -> None:
     """Show where each model is warm or cold, and how many nodes it has and should have."""
     from deploy.served import model_lines
-    from deploy.state import first_edge
-    from deploy.status import edge_view
+    from deploy.state import edges_of_first
+    from deploy.status import first_view
 
-    print("\n".join(model_lines(edge_view(edge or first_edge()).regions)))
+    _, view = first_view([edge] if edge else edges_of_first())
+    print("\n".join(model_lines(view.regions)))
 
 
 @models.command("digest")

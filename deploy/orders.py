@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from core.headers import SECRET_HEADER
 from core.nearest import did_you_mean
 from core.orders import ORDERS_PATH, OrderAsk, Orders
 from deploy.inside import client, router_url
+from deploy.ready import router_view
 from deploy.state import current_of
 
 TIMEOUT = httpx.Timeout(10.0, connect=3.0)
@@ -45,8 +46,10 @@ def running(world: World) -> World:
     return load(Path(current.topology), state=world.state)
 
 
-def part_of(topology: Topology, name: str) -> Part:
-    """Raises ConfigError, with the nearest name."""
+def part_of(topology: Topology, name: str, older: Mapping[str, str] | None = None) -> Part:
+    """`older`: nodes that the topology does not have, with their regions, which have them still.
+    Raises ConfigError, with the nearest name."""
+    older = {} if older is None else older
     for edge in topology.edges:
         if edge.name == name:
             return Part("edge", name, (edge.url,))
@@ -54,13 +57,14 @@ def part_of(topology: Topology, name: str) -> Part:
         doors = tuple(router_url(topology, router.http) for _, router in region.doors)
         if region.name == name:
             return Part("region", name, doors, name)
-        if any(node.name == name for node in region.nodes):
+        if older.get(name) == region.name or any(node.name == name for node in region.nodes):
             return Part("node", name, doors, region.name)
     known = [
         *(edge.name for edge in topology.edges),
         *(region.name for region in topology.regions),
         *(node.name for region in topology.regions for node in region.nodes),
     ]
+    known += [one for one in older if one not in known]
     hint = did_you_mean(name, known, f"there are: {', '.join(known)}")
     raise ConfigError(f"nothing is named {name!r}; {hint}")
 
@@ -71,7 +75,7 @@ def drain(
     """Let a part rest, or work again; with `wait_s` wait for what it still has. Raises ConfigError
     when it is not done by then."""
     world = running(world)
-    part = part_of(world.topology, name)
+    part = _meant(world, name)
     ask = OrderAsk(nodes={name: resting}) if part.node else OrderAsk(resting=resting)
     give(world, part, ask)
     if not resting:
@@ -85,7 +89,7 @@ def drain(
 def weigh(world: World, name: str, weight: int, *, say: Callable[[str], None]) -> None:
     """Raises ConfigError."""
     world = running(world)
-    part = part_of(world.topology, name)
+    part = _meant(world, name)
     if part.kind != "region":
         raise ConfigError(f"{name!r} is {_an(part.kind)}; only regions have a weight on the ring")
     give(world, part, OrderAsk(weight=weight))
@@ -94,6 +98,24 @@ def weigh(world: World, name: str, weight: int, *, say: Callable[[str], None]) -
         say(f"region {name} has the weight {weight} on every edge's ring (topology: {own})")
     else:
         say(f"region {name} has the topology's weight again: {own}")
+
+
+def _meant(world: World, name: str) -> Part:
+    """Regions are asked about a name that the topology does not have: another unit may have been
+    given a newer one. Raises ConfigError."""
+    try:
+        return part_of(world.topology, name)
+    except ConfigError:
+        return part_of(world.topology, name, dict(_nodes_there(world)))
+
+
+def _nodes_there(world: World) -> Iterator[tuple[str, str]]:
+    """The nodes that routers have, with their regions."""
+    with client(world, timeout=TIMEOUT) as http:
+        for region in world.topology.regions:
+            for _, router in region.doors:
+                view = router_view(http, router_url(world.topology, router.http))
+                yield from ((node.name, region.name) for node in (view.nodes if view else ()))
 
 
 def give(world: World, part: Part, ask: OrderAsk) -> Orders:

@@ -213,6 +213,13 @@ def first_edge(root: Path = FOLDER) -> str:
     return next((url for world in running(root) for url in world.edges.values()), DEFAULT_EDGE)
 
 
+def edges_of_first(root: Path = FOLDER) -> list[str]:
+    """All edges of that world, the first one first."""
+    return next((list(world.edges.values()) for world in running(root) if world.edges), None) or [
+        DEFAULT_EDGE
+    ]
+
+
 def all_edges(root: Path = FOLDER) -> list[str]:
     """The edges of all worlds that run under `root`, else the usual address."""
     return [url for world in running(root) for url in world.edges.values()] or [DEFAULT_EDGE]

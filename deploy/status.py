@@ -109,6 +109,18 @@ def edge_view(base: str) -> EdgeView:
         raise AskFailed(f"{base} is not a Skerry edge: {error}") from error
 
 
+def first_view(bases: Sequence[str]) -> tuple[str, EdgeView]:
+    """Of the first edge that answers, and its URL. Raises AskFailed where none does, of the first
+    one."""
+    failures: list[AskFailed] = []
+    for base in bases:
+        try:
+            return base, edge_view(base)
+        except AskFailed as error:
+            failures.append(error)
+    raise failures[0]
+
+
 DAY_S = 86400
 REGION_HEADS = ("region", "state", "round-trip", "work", "queued", "KV-used")
 

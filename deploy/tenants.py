@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.where import AnyStateOption, AnyTopologyOption, world_meant
+from deploy.where import AnyStateOption, AnyTopologyOption, kept_world_meant, world_meant
 
 keys = typer.Typer(help="API keys of a world's tenants.", no_args_is_help=True)
 
@@ -49,7 +49,7 @@ def list_keys(topology: AnyTopologyOption = None, state: AnyStateOption = None) 
 
     from deploy.keys import book_of, listing
 
-    print("\n".join(listing(book_of(world_meant(topology, state)), time.time())))
+    print("\n".join(listing(book_of(kept_world_meant(topology, state)), time.time())))
 
 
 @keys.command()
@@ -62,7 +62,7 @@ def revoke(
     follow one of them within five."""
     from deploy.keys import revoke
 
-    revoke(world_meant(topology, state), key)
+    revoke(kept_world_meant(topology, state), key)
 
 
 @keys.command()
@@ -70,7 +70,7 @@ def export(topology: AnyTopologyOption = None, state: AnyStateOption = None) -> 
     """Write all records to standard output: digests and revocations, no keys."""
     from deploy.keys import export
 
-    export(world_meant(topology, state))
+    export(kept_world_meant(topology, state))
 
 
 @keys.command("import")
@@ -82,7 +82,7 @@ def import_keys(
     """Add the records of another world or machine. What is known stays; a revocation wins."""
     from deploy.keys import bring_in
 
-    bring_in(world_meant(topology, state), file)
+    bring_in(kept_world_meant(topology, state, begins=True), file)
 
 
 def usage(
@@ -96,7 +96,7 @@ def usage(
     """Add up the usage ledger, with the topology's prices."""
     from deploy.usage import show
 
-    show(world_meant(topology, state), by, as_csv=as_csv, since=since, until=until)
+    show(kept_world_meant(topology, state), by, as_csv=as_csv, since=since, until=until)
 
 
 def purge(
@@ -111,4 +111,4 @@ def purge(
     and disks of all nodes let go of it. Keys and the usage ledger stay."""
     from deploy.purge import purge
 
-    raise typer.Exit(purge(world_meant(topology, state), tenant, shared=shared))
+    raise typer.Exit(purge(kept_world_meant(topology, state), tenant, shared=shared))

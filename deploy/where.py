@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,6 +77,25 @@ def world_meant(topology: str | None, state: Path | None) -> World:
         if current is not None and current.topology:
             return load(Path(current.topology), state=state)
     return world_of(topology or DEFAULT, state)
+
+
+def kept_world_meant(topology: str | None, state: Path | None, *, begins: bool = False) -> World:
+    """The same, for what is kept in a state folder whether its world runs or not: where nobody
+    names one and none runs, standard error says which it is. `begins`: something may be kept there
+    for the first time. Raises ConfigError where nothing is."""
+    from core.errors import ConfigError
+
+    world = world_meant(topology, state)
+    if topology is not None or state is not None or not is_only_the_default(world):
+        return world
+    name = world.topology.name
+    if not begins and not world.state.is_dir():
+        raise ConfigError(
+            f"no world runs here, and the world {name!r} has no folder {world.state}; name one "
+            "with -t or --state"
+        )
+    print(f"no world runs here: this is the world {name!r} in {world.state}", file=sys.stderr)
+    return world
 
 
 def running_world_meant(topology: str | None, state: Path | None) -> World:

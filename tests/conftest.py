@@ -18,6 +18,9 @@ settings.load_profile("skerry")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 """Read when triton is imported, which transformers does too. 0: kernels run on the GPU."""
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Hundreds of processes are started; each would compile our sources anew."""
+
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -20,14 +20,19 @@ from deploy.inside import router_url
 from deploy.orders import reason_of
 from deploy.ready import router_view
 from deploy.rollout.steps import Kind
-from deploy.status import EdgeView
+from deploy.status import EdgeView, RegionView
 
 TIMEOUT_S = 2.0
+"""Of a question that is asked again and again."""
+LOOK_S = 10.0
+"""Of one that is asked once and decided by: who is only slow is there."""
+SETTLE_S = 3.0
+"""An edge that was kept from reading misses its regions for a moment."""
 TELL_S = 60.0
 """A router reads the tokenizers of new models before it answers."""
 POLL_S = 0.1
 ANEW = {"connection": "close"}
-"""A kept connection would lead to the same process each time."""
+"""A kept connection would lead to the same process each time, and hold up one that retires."""
 
 
 class Asking:
@@ -60,9 +65,9 @@ class Asking:
 
     # ------------------------------------------------------------------ edges
 
-    def edge_at(self, base: str) -> EdgeView | None:
+    def edge_at(self, base: str, timeout_s: float = TIMEOUT_S) -> EdgeView | None:
         try:
-            answer = self._client.get(f"{base}/status", headers=ANEW, timeout=TIMEOUT_S)
+            answer = self._client.get(f"{base}/status", headers=ANEW, timeout=timeout_s)
             return msgspec.json.decode(answer.content, type=EdgeView)
         except (httpx.HTTPError, msgspec.MsgspecError):
             return None
@@ -85,26 +90,30 @@ class Asking:
 
     def serving(self) -> frozenset[str]:
         """The regions that every edge can use now; those that rest are not."""
+        end = time.monotonic() + SETTLE_S
+        while True:
+            found, missed = self._serving()
+            if not missed or time.monotonic() > end or self._pause(POLL_S):
+                return found
+
+    def _serving(self) -> tuple[frozenset[str], bool]:
+        """And whether an edge misses one that it may hear again in a moment."""
         found: set[str] | None = None
+        missed = False
         for edge in self.topology.edges:
-            view = self.edge_at(edge.url)
-            usable = {
-                one.name
-                for one in (view.regions if view else ())
-                if one.state == "fresh"
-                and one.status is not None
-                and one.status.models
-                and not one.status.draining
-            }
+            view = self.edge_at(edge.url, LOOK_S)
+            regions = view.regions if view else ()
+            missed |= any(one.state != "fresh" for one in regions)
+            usable = {one.name for one in regions if _heard(one) and not _rests(one)}
             found = usable if found is None else found & usable
-        return frozenset(found or ())
+        return frozenset(found or ()), missed
 
     def metrics(self) -> list[bytes]:
         """Of every edge that answers."""
         pages: list[bytes] = []
         for edge in self.topology.edges:
             try:
-                answer = self._client.get(f"{edge.url}/metrics", timeout=TIMEOUT_S)
+                answer = self._client.get(f"{edge.url}/metrics", headers=ANEW, timeout=TIMEOUT_S)
             except httpx.HTTPError:
                 continue
             if answer.is_success:
@@ -113,8 +122,13 @@ class Asking:
 
     # ------------------------------------------------------------------ regions
 
-    def doors(self, kind: Kind, name: str) -> Mapping[str, str]:
-        """URLs of the routers that know of it, by name; also of a node that is to go."""
+    def doors(self, kind: Kind, name: str, but: Collection[str] = ()) -> Mapping[str, str]:
+        """URLs of the routers that know of it, by name; also of a node that is to go. Those of
+        `but` are left out where they do not answer."""
+        found = self._doors(kind, name)
+        return {door: url for door, url in found.items() if door not in but or self.answers(url)}
+
+    def _doors(self, kind: Kind, name: str) -> Mapping[str, str]:
         for region in (one for known in (self.topology, *self._before) for one in known.regions):
             urls = {door: router_url(self.topology, router.http) for door, router in region.doors}
             if kind is Kind.ROUTER and name in urls:
@@ -125,22 +139,22 @@ class Asking:
                 return urls
         raise ConfigError(f"no {kind} is named {name!r}")
 
-    def answers(self, router: str) -> bool:
+    def answers(self, router: str, timeout_s: float = TIMEOUT_S) -> bool:
         try:
-            return self._client.get(f"{router}/healthz", timeout=TIMEOUT_S).is_success
+            return self._client.get(f"{router}/healthz", timeout=timeout_s).is_success
         except httpx.HTTPError:
             return False
 
-    def silent(self, region: str) -> bool:
-        """Whether none of its routers answers."""
-        return not any(map(self.answers, self.doors(Kind.REGION, region).values()))
+    def mute(self, region: str) -> list[str]:
+        """Its routers that do not answer."""
+        doors = self.doors(Kind.REGION, region).items()
+        return [name for name, url in doors if not self.answers(url, LOOK_S)]
 
-    def queue_left(self, region: str) -> QueueLeft:
-        """Of all its routers; nothing of one of an earlier release. Raises ConfigError when one
-        does not answer."""
-        found = [
-            self._queue_left(name, url) for name, url in self.doors(Kind.REGION, region).items()
-        ]
+    def queue_left(self, region: str, but: Collection[str] = ()) -> QueueLeft:
+        """Of all its routers; nothing of one of an earlier release. `but`: see `doors`. Raises
+        ConfigError when one does not answer."""
+        doors = self.doors(Kind.REGION, region, but)
+        found = [self._queue_left(name, url) for name, url in doors.items()]
         return QueueLeft(
             waiting=sum(one.waiting for one in found),
             owed=sum(one.owed for one in found),
@@ -177,12 +191,13 @@ class Asking:
         view = router_view(self._client, router)
         return next((one for one in view.nodes if one.name == name), None) if view else None
 
-    def under_way(self, kind: Kind, name: str) -> int:
-        """Requests that it has. Raises ConfigError when a router does not answer."""
-        return sum(self._under_way(kind, name))
+    def under_way(self, kind: Kind, name: str, but: Collection[str] = ()) -> int:
+        """Requests that it has. `but`: see `doors`. Raises ConfigError when a router does not
+        answer."""
+        return sum(self._under_way(kind, name, but))
 
-    def _under_way(self, kind: Kind, name: str) -> Iterator[int]:
-        for door, url in self.doors(kind, name).items():
+    def _under_way(self, kind: Kind, name: str, but: Collection[str]) -> Iterator[int]:
+        for door, url in self.doors(kind, name, but).items():
             view = router_view(self._client, url)
             if view is None:
                 raise ConfigError(f"router {door} does not answer at {url}")
@@ -193,21 +208,30 @@ class Asking:
                 if node.name == name:
                     yield node.running + node.waiting + (node.prefill_backlog_tokens > 0)
 
-    def orders(self, region: str) -> Orders:
-        """What holds for a region by its operator; nothing where it does not answer."""
-        url = next(iter(self.doors(Kind.REGION, region).values()))
-        try:
-            said = self._client.get(
-                f"{url}{ORDERS_PATH}", headers={SECRET_HEADER: self._secret}, timeout=TIMEOUT_S
-            )
-            return msgspec.json.decode(said.content, type=Orders)
-        except (httpx.HTTPError, msgspec.MsgspecError):
-            return Orders()
+    def orders(self, region: str, mute: Collection[str] = ()) -> Orders:
+        """What holds for a region by its operator, as the first of its routers has it that answers,
+        those of `mute` not asked; nothing where none does."""
+        for name, url in self.doors(Kind.REGION, region).items():
+            if name in mute:
+                continue
+            try:
+                said = self._client.get(
+                    f"{url}{ORDERS_PATH}", headers={SECRET_HEADER: self._secret}, timeout=LOOK_S
+                )
+                return msgspec.json.decode(said.content, type=Orders)
+            except (httpx.HTTPError, msgspec.MsgspecError):
+                continue
+        return Orders()
 
 
 def _hears(view: EdgeView, region: str | None) -> bool:
-    return any(
-        one.state == "fresh" and one.status is not None and bool(one.status.models)
-        for one in view.regions
-        if region in (None, one.name)
-    )
+    return any(map(_heard, (one for one in view.regions if region in (None, one.name))))
+
+
+def _heard(region: RegionView) -> bool:
+    status = region.status
+    return region.state == "fresh" and status is not None and bool(status.models)
+
+
+def _rests(region: RegionView) -> bool:
+    return region.status is not None and region.status.draining

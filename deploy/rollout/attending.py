@@ -4,7 +4,7 @@ waiting for what they say of themselves."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -24,6 +24,8 @@ from edge.workers.admin_pages import Rows
 WATCH_EVERY_S = 0.5
 HEARD_S = 0.5
 """Within which every edge has heard of a drain."""
+UNHEARD_S = 15.0
+"""A router that says nothing for so long is not only slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,12 @@ class Attending:
         match step:
             case Rest(Kind.NODE as kind, name, resting):
                 self._order(kind, name, OrderAsk(nodes={name: resting}))
-            case Rest(kind, name, resting, leaving):
-                self._order(kind, name, OrderAsk(resting=resting, leaving=leaving))
-            case Idle(kind, name, must):
-                self._idle(kind, name, must=must)
-            case Empty(region):
-                self._empty(region)
+            case Rest(kind, name, resting, leaving, but):
+                self._order(kind, name, OrderAsk(resting=resting, leaving=leaving), but)
+            case Idle():
+                self._idle(step)
+            case Empty(region, but):
+                self._empty(region, but)
             case Hosting(edge):
                 self._hosting(edge)
             case Heard(region):
@@ -79,31 +81,32 @@ class Attending:
             case Watch(region, seconds):
                 self._watch(region, seconds)
 
-    def _order(self, kind: Kind, name: str, ask: OrderAsk) -> None:
-        doors = tuple(self._asking.doors(kind, name).values())
+    def _order(self, kind: Kind, name: str, ask: OrderAsk, but: Sequence[str] = ()) -> None:
+        doors = tuple(self._asking.doors(kind, name, but).values())
         give_by(self._client, self._world, Part(str(kind), name, doors), ask)
 
-    def _idle(self, kind: Kind, name: str, *, must: bool) -> None:
+    def _idle(self, step: Idle) -> None:
         """Edges hear of a drain, and routers of what a node has, a little later."""
+        kind, name = step.kind, step.name
         heartbeat_s = self._world.topology.limits.heartbeat_s
         try:
             self._calm(
                 f"{kind} {name}",
-                lambda: self._asking.under_way(kind, name),
+                lambda: self._asking.under_way(kind, name, step.but),
                 "under way",
                 2.5 * heartbeat_s if kind is Kind.NODE else HEARD_S,
             )
         except ConfigError as error:
-            if must or isinstance(error, WorldEnds):
+            if step.must or isinstance(error, WorldEnds):
                 raise
             self._say(f"  {error}: what it has is broken off")
 
-    def _empty(self, region: str) -> None:
+    def _empty(self, region: str, but: Sequence[str]) -> None:
         left = QueueLeft()
 
         def queued() -> int:
             nonlocal left
-            left = self._asking.queue_left(region)
+            left = self._asking.queue_left(region, but)
             return left.waiting + left.owed
 
         self._calm(f"region {region}", queued, "queued or not written down", HEARD_S)
@@ -136,14 +139,24 @@ class Attending:
                 self._say(f"  {line}")
 
     def _calm(self, who: str, left: Callable[[], int], what: str, settled_s: float) -> None:
-        """Wait until `who` has nothing left, for a moment, not at one moment. Raises
-        ConfigError."""
+        """Wait until `who` has nothing left, for a moment, not at one moment. Who does not answer
+        at once may be slow, or be started again. Raises ConfigError."""
         since: float | None = None
-        last = 0
+        unheard: float | None = None
+        last, why = 0, ""
 
         def calm() -> bool:
-            nonlocal since, last
-            now_left = left()
+            nonlocal since, unheard, last, why
+            try:
+                now_left = left()
+            except ConfigError as error:
+                now = time.monotonic()
+                since, why = None, str(error)
+                unheard = now if unheard is None else unheard
+                if now - unheard >= UNHEARD_S:
+                    raise
+                return False
+            unheard, why = None, ""
             if now_left:
                 since = None
                 if now_left != last:
@@ -155,7 +168,9 @@ class Attending:
             return now - since >= settled_s
 
         self._asking.until(
-            calm, self._patience.idle_s, else_=lambda: f"{who} still has {last} {what}"
+            calm,
+            self._patience.idle_s,
+            else_=lambda: why if why and not last else f"{who} still has {last} {what}",
         )
 
     def _watch(self, region: str, seconds: float) -> None:

@@ -26,6 +26,7 @@ from deploy.rollout.steps import (
 def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
     """What leads back from `done`, whose last step may be half done. Steps that find nothing to
     take back do nothing."""
+    but = {step.name: step.but for step in done if isinstance(step, Rest)}
     rests = {(step.kind, step.name): step.resting for step in done if isinstance(step, Rest)}
     replaced = [name for step in done if isinstance(step, Replace) for name in step.names]
     started = [step.name for step in done if isinstance(step, Start)]
@@ -61,5 +62,5 @@ def way_back(done: Sequence[Step], before: Standing) -> tuple[Step, ...]:
         steps.append(Weigh(weighed, before.weights.get(weighed, 0)))
     left = any(isinstance(step, Rest) and step.leaving for step in done)
     if region is not None and (left or region not in before.resting):
-        steps.append(Rest(Kind.REGION, region, region in before.resting))
+        steps.append(Rest(Kind.REGION, region, region in before.resting, but=but[region]))
     return tuple(steps)

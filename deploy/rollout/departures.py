@@ -7,6 +7,7 @@ brought back.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from core.config import Edge, Region, Topology
 from core.errors import ConfigError
 from deploy.rollout.arrivals import named, newcomers
-from deploy.rollout.plan import Standing, Wish, has_stand_in, plan, retold
+from deploy.rollout.plan import Standing, Wish, as_it_runs, has_stand_in, plan, retold
 from deploy.rollout.steps import Empty, Idle, Kind, Leave, Rest, Step, Stop
 
 
@@ -41,15 +42,20 @@ def depart(wish: Wish, was: Topology, before: Standing) -> list[tuple[Step, ...]
         )
     for region in regions:
         _check_stand_in(region, gone, was, wish.topology, before)
-    spoken_to = [one.name for one in regions if one.name not in before.silent]
+    spoken_to = {
+        one.name: tuple(name for name, _ in one.doors if name in before.mute)
+        for one in regions
+        if one.name not in before.silent
+    }
     plans: list[tuple[Step, ...]] = [
-        (Rest(Kind.REGION, name, True, leaving=True), Empty(name)) for name in spoken_to
+        (Rest(Kind.REGION, name, True, leaving=True, but=but), Empty(name, but))
+        for name, but in spoken_to.items()
     ]
     plans += [retold(one, wish, before) for one in wish.topology.regions]
     plans += [
         plan(Wish(unit=edge.name, topology=wish.topology), before) for edge in wish.topology.edges
     ]
-    plans += [(Idle(Kind.REGION, name),) for name in spoken_to]
+    plans += [(Idle(Kind.REGION, name, but=but),) for name, but in spoken_to.items()]
     plans += [tuple(Stop(name) for name in _processes(one, before)) for one in regions]
     return [*plans, *((Leave(edge.name),) for edge in edges)]
 
@@ -60,8 +66,10 @@ def _check_stand_in(
     """Raises ConfigError where what the region gets now would have nowhere to go."""
     if region.name in before.silent | before.resting:  # it gets nothing
         return
-    nodes = tuple(node for node in region.nodes if node.model in after.models)
-    if not has_stand_in(replace(region, nodes=nodes), was, before.serving - gone):
+    runs = as_it_runs(region, before)
+    nodes = tuple(node for node in runs.nodes if node.model in after.models)
+    staying = dataclasses.replace(before, serving=before.serving - gone)
+    if not has_stand_in(replace(region, nodes=nodes), staying, was):
         models = ", ".join(sorted({node.model for node in nodes}))
         raise ConfigError(
             f"region {region.name} cannot go now: no other region that every edge hears may take "
@@ -71,8 +79,7 @@ def _check_stand_in(
 
 def _processes(region: Region, before: Standing) -> Iterator[str]:
     """Nodes first: their routers see them off."""
-    ran = before.processes.get(region.name)
-    nodes = region.nodes if ran is None else ran.topology.region(region.name).nodes
+    nodes = as_it_runs(region, before).nodes
     names = dict.fromkeys((*(n.name for n in nodes), *(n.name for n in region.nodes)))
     yield from (
         name for name in (*names, *(d for d, _ in region.doors)) if name in before.processes

@@ -37,6 +37,7 @@ from deploy.rollout.models import fresh_nodes, regions_with, with_model, without
 from deploy.rollout.plan import Ran, Standing, Wish, names_in, plan
 from deploy.rollout.stage import LocalStage, Making
 from deploy.rollout.steps import Step
+from deploy.rollout.undoing import kept_for_the_next_start, way_home
 from deploy.specs import Makings, names
 from deploy.worker.shelves import shelved
 
@@ -223,10 +224,14 @@ class Desk:
             )
             # What waits in a region that goes may wait for a node that is still to be started.
             self._fleet.reserved |= names_in(steps) - {n.name for r in going[0] for n in r.nodes}
+            everywhere = structs.replace(
+                after.topology, regions=(*after.topology.regions, *going[0])
+            )
             try:
-                roll_out(plans, before, stage, say)
-                self._world = world  # whoever follows the numbers is to see it before they are free
-                forget(world, *going, self._makings, say)
+                with kept_for_the_next_start(world.state, way_home(steps, before, everywhere)):
+                    roll_out(plans, before, stage, say)
+                    self._world = world  # who follows the numbers sees it before they are free
+                    forget(world, *going, self._makings, say)
             finally:
                 self._fleet.reserved.clear()
         self._recorded(world.path)
@@ -292,9 +297,16 @@ class Desk:
     def _standing(self, asking: Asking) -> Standing:
         weights: dict[str, int] = {}
         resting: set[str] = set()
+        mute: set[str] = set()
+        silent: set[str] = set()
         topology = self._world.topology
         for region in topology.regions:
-            orders = asking.orders(region.name)
+            lost = asking.mute(region.name)
+            if len(lost) == len(region.doors):
+                silent.add(region.name)
+            else:
+                mute |= set(lost)
+            orders = asking.orders(region.name, lost)
             weights[region.name] = orders.weight
             resting |= {*orders.nodes, *([region.name] if orders.resting else ())}
         return Standing(
@@ -305,7 +317,8 @@ class Desk:
             serving=asking.serving(),
             resting=frozenset(resting),
             weights=weights,
-            silent=frozenset(one.name for one in topology.regions if asking.silent(one.name)),
+            silent=frozenset(silent),
+            mute=frozenset(mute),
             shelved=frozenset(shelved(self._world.state, topology.edges)),
         )
 

@@ -46,12 +46,14 @@ class Ran:
 class Standing:
     """The world before. `serving`: regions that edges can use now; `resting`: regions and nodes
     that rest by order; `weights`: of regions, by order, 0 for the topology's; `silent`: regions
-    that do not answer; `shelved`: the Workers that edges serve."""
+    that do not answer; `mute`: routers that do not, of regions that do; `shelved`: the Workers that
+    edges serve."""
 
     processes: Mapping[str, Ran]
     serving: frozenset[str]
     resting: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
+    mute: frozenset[str] = frozenset()
     shelved: frozenset[str] = frozenset()
     weights: Mapping[str, int] = field(default_factory=dict)
 
@@ -126,28 +128,51 @@ def names_in(steps: Sequence[Step]) -> set[str]:
     return found | {step.name for step in steps if isinstance(step, Start | Stop)}
 
 
-def has_stand_in(region: Region, topology: Topology, serving: Collection[str]) -> bool:
-    """Whether every request that the region gets may be served by another one that serves now."""
-    others = {one.name for one in topology.regions} & set(serving) - {region.name}
+def has_stand_in(region: Region, before: Standing, wished: Topology) -> bool:
+    """Whether every request that `region` gets may be served by another one that serves now: as
+    edges and regions run, each from its own topology. What `before` does not know of runs as
+    `wished`."""
+    others = [
+        as_it_runs(one, before)
+        for one in wished.regions
+        if one.name in before.serving and one.name != region.name
+    ]
+    rules = {
+        id(ran.topology): ran.topology
+        for name, ran in before.processes.items()
+        if any(edge.name == name for edge in ran.topology.edges)
+    } or {0: wished}
     for model in {node.model for node in region.nodes}:
-        able = {
-            one.name
-            for one in topology.regions
-            if one.name in others
-            and any(n.model == model and n.role is not Role.PREFILL for n in one.nodes)
-        }
+        able = {one.name for one in others if _decodes(one, model, before)}
         allowed = [
             set(names)
-            for names in (
-                topology.models[model].residency,
-                *topology.residency.values(),
-                *(tenant.regions for tenant in topology.tenants.values()),
-            )
+            for topology in rules.values()
+            for names in _residencies(topology, model)
             if names and region.name in names
         ]
         if not able or any(not able & names for names in allowed):
             return False
     return True
+
+
+def as_it_runs(region: Region, before: Standing) -> Region:
+    """Which may be otherwise than it is described."""
+    ran = before.processes.get(region.name)
+    return region if ran is None else ran.topology.region(region.name)
+
+
+def _decodes(region: Region, model: str, before: Standing) -> bool:
+    return any(
+        node.model == model and node.role is not Role.PREFILL and node.name not in before.resting
+        for node in region.nodes
+    )
+
+
+def _residencies(topology: Topology, model: str) -> Iterator[tuple[str, ...]]:
+    if model in topology.models:
+        yield topology.models[model].residency
+    yield from topology.residency.values()
+    yield from (tenant.regions for tenant in topology.tenants.values())
 
 
 def _edge(wish: Wish, before: Standing) -> tuple[Step, ...]:
@@ -198,7 +223,7 @@ def _found(found: Collection[str], region: Region, wish: Wish, before: Standing)
     nodes = [node for node in region.nodes if node.name in changed]
     doors = [name for name in routers if name in changed]
     one_by_one: list[str] = []
-    alone = not has_stand_in(region, wish.topology, before.serving)
+    alone = not has_stand_in(as_it_runs(region, before), before, wish.topology)
     if alone and wish.canary is not None:
         raise ConfigError(
             f"a canary needs another region that can take what region {region.name} does not get"

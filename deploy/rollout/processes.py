@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from core.status import NodeStatus
@@ -10,25 +10,33 @@ from deploy.rollout.messages import Seen
 from deploy.status import EdgeView, RegionView
 
 HEADS = ("process", "kind", "health", "release", "pid", "up", "from")
+SILENT = "does not answer"
 _UNKNOWN = "–"
 
 
-def process_lines(view: EdgeView, seen: Sequence[Seen]) -> Iterator[str]:
+def process_lines(
+    view: EdgeView, seen: Sequence[Seen], silent: Collection[str] = ()
+) -> Iterator[str]:
     """What an edge knows, and what the launcher says where the world runs on this machine (`seen`).
-    Distant edges other than the one that is asked are not in it."""
-    rows = [HEADS, *_rows(view, {one.name: one for one in seen})]
+    Distant edges other than the one that is asked are not in it. `silent`: edges and routers that
+    were asked and did not answer."""
+    rows = [HEADS, *_rows(view, {one.name: one for one in seen}, silent)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         pairs = zip(row, widths, strict=True)
         yield "  ".join(cell.ljust(width) for cell, width in pairs).rstrip()
 
 
-def _rows(view: EdgeView, seen: Mapping[str, Seen]) -> Iterator[tuple[str, ...]]:
+def _rows(
+    view: EdgeView, seen: Mapping[str, Seen], silent: Collection[str]
+) -> Iterator[tuple[str, ...]]:
     shown: set[str] = set()
 
     def row(name: str, kind: str, health: str, release: str) -> tuple[str, ...]:
         shown.add(name)
         here = seen.get(name)
+        if name in silent:
+            health = SILENT
         if here is None:
             return (name, kind, health, release or _UNKNOWN, *(_UNKNOWN,) * 3)
         made_from = f"{Path(here.folder).name}, {Path(here.topology).stem}"

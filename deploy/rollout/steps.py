@@ -17,24 +17,33 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Rest:
     """What rests gets nothing new and ends what it has; a region that is `leaving` also what is
-    queued in it."""
+    queued in it. `but`: routers that did not answer; they are left out where they still do not."""
 
     kind: Kind
     name: str
     resting: bool
     leaving: bool = False
+    but: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{'drain' if self.resting else 'undrain'} {self.kind} {self.name}"
+        what = f"{'drain' if self.resting else 'undrain'} {self.kind} {self.name}"
+        if not self.but:
+            return what
+        one = len(self.but) == 1
+        who = f"{'router' if one else 'routers'} {', '.join(self.but)}"
+        lost = f"{'does' if one else 'do'} not answer and {'is' if one else 'are'} left out"
+        return f"{what} ({who} {lost}: what is queued there stays)"
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """`must`: what still runs after the patience is a failure, else it is broken off."""
+    """`must`: what still runs after the patience is a failure, else it is broken off. `but`: see
+    `Rest`."""
 
     kind: Kind
     name: str
     must: bool = True
+    but: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"wait until {self.kind} {self.name} is idle"
@@ -42,9 +51,11 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Of queued requests, for which nobody waits here; what they used is written down elsewhere."""
+    """Of queued requests, for which nobody waits here; what they used is written down elsewhere.
+    `but`: see `Rest`."""
 
     region: str
+    but: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"wait until nothing is queued in region {self.region}"

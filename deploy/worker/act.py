@@ -115,6 +115,12 @@ def listing(world: World) -> None:
                 print(f"  rests for {one.rests_s:.0f} s on {edge}: it {one.rests_for}")
 
 
+def check(name: str, world: World) -> None:
+    """Raises FleetError where no edge has a Worker of that name."""
+    with fleet_of(world) as fleet:
+        fleet.homes(name)
+
+
 def delete(name: str, world: World) -> None:
     with fleet_of(world) as fleet:
         fleet.delete(name)

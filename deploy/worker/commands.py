@@ -139,10 +139,11 @@ def delete(
     state: AnyStateOption = None,
 ) -> None:
     """Take a Worker away, with its versions and secrets. What it kept in namespaces stays."""
-    from deploy.worker.act import delete
+    from deploy.worker.act import check, delete
 
     world = running_world_meant(topology, state)
     if not yes:
+        check(name, world)
         typer.confirm(f"Delete the Worker {name!r} on every edge?", abort=True)
     delete(name, world)
 
@@ -155,10 +156,11 @@ def put_secret(
     state: AnyStateOption = None,
 ) -> None:
     """Give a Worker a secret, read from standard input; it is started again with it."""
-    from deploy.worker.act import set_secret
+    from deploy.worker.act import check, set_secret
 
     world = running_world_meant(topology, state)
-    if sys.stdin.isatty():
+    if is_terminal():
+        check(name, world)
         value = typer.prompt("The secret", hide_input=True)
     else:
         value = sys.stdin.read().removesuffix("\n")
@@ -188,6 +190,11 @@ def list_secrets(
     from deploy.worker.act import secrets
 
     secrets(name, running_world_meant(topology, state))
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
 
 
 def _note(line: str) -> None:

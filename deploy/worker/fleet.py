@@ -20,6 +20,7 @@ import msgspec
 from core.address import split_address
 from core.config import Edge, World
 from core.errors import ConfigError, SkerryError
+from core.nearest import did_you_mean
 from edge.workers.admin_pages import BASE, Activate, EdgePage, Rows, Staged, StageKept, WorkerPage
 from edge.workers.bundle import digest_of
 
@@ -121,9 +122,20 @@ class Fleet:
             for one in self.admins
         ]
 
-    def delete(self, name: str) -> None:
+    def homes(self, name: str) -> list[Admin]:
+        """The edges that have it. Raises FleetError, with the nearest name where none has."""
         self.edges()
-        for admin in self.admins:
+        pages = self.rows()
+        have = {edge: {row.name for row in page.workers} for edge, page in pages}
+        found = [admin for admin in self.admins if name in have[admin.edge]]
+        if not found:
+            known = sorted(set().union(*have.values()))
+            hint = did_you_mean(name, known, f"there are: {', '.join(known) or 'none'}")
+            raise FleetError(f"no Worker is named {name!r}; {hint}")
+        return found
+
+    def delete(self, name: str) -> None:
+        for admin in self.homes(name):
             admin.ask("DELETE", f"/workers/{name}")
 
     def secret(self, name: str, key: str, value: str | None) -> None:

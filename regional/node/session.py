@@ -226,6 +226,7 @@ class RouterSession:
         finally:
             outbox.closed = True
             outbox.over.set()
+            outbox.written.set()  # what is not, never will be: nobody is to wait for it
             self._outbox = self._call = self.account = None
             self._user.session_closed(outbox)
             account.close()

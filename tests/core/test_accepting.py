@@ -22,7 +22,7 @@ def failure(name: str) -> OSError:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.01)
 

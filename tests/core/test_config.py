@@ -239,7 +239,7 @@ def test_a_secret_is_made_once_for_all_and_is_ours_alone(tmp_path: Path) -> None
     gate = threading.Barrier(8)
 
     def read(_: int) -> bytes:
-        gate.wait(10)
+        gate.wait(30)
         return _world(state).secret("region")
 
     with ThreadPoolExecutor(8) as pool:

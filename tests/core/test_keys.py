@@ -124,5 +124,5 @@ def test_a_writer_waits_for_another_and_sees_what_it_wrote(tmp_path: Path) -> No
         other.write(as_lines([record]))
         other.flush()
         fcntl.flock(other, fcntl.LOCK_UN)
-        assert written.result(10) == []
+        assert written.result(30) == []
     assert path.read_bytes() == as_lines([record])

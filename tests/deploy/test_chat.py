@@ -13,17 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from core.config import load
+from deploy.commands import MAX_TOKENS
+from deploy.where import SHIPPED
+
 ROOT = Path(__file__).parents[2]
+LEAST = MAX_TOKENS + 100
+"""Tokens: the longest answer, and a short question with what a chat template adds."""
 
 
 class Edge(ThreadingHTTPServer):
-    """Says `Hi` and then `ends`, or waits when that is empty. Keeps what it was asked."""
+    """Says `comments`, `Hi` and then `ends`, or waits when that is empty. Keeps what is asked."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict[str, object]] = []
+        self.comments: tuple[str, ...] = ()
         self.ends = (
             b'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
         )
@@ -38,10 +45,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(200)
         self.end_headers()
+        for comment in self.server.comments:
+            self.wfile.write(f": {comment}\n\n".encode())
         self.wfile.write('data: {"choices": [{"delta": {"content": "Hi ☼"}}]}\n\n'.encode())
         self.wfile.write(self.server.ends)
         if not self.server.ends:
-            self.server.closed.wait(20)
+            self.server.closed.wait(30)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -118,6 +127,32 @@ def test_an_answer_that_breaks_off_ends_its_line(edge: Edge) -> None:
     assert b"broke off: node lost" in done.stderr
 
 
+HELD = ("held, place 2 of 2", "held, place 1 of 2", "waiting")
+
+
+def test_what_is_waited_for_is_said_once_and_not_in_the_answer(edge: Edge) -> None:
+    edge.comments = HELD
+    done = chat(edge, "Hello")
+    assert (done.returncode, done.stdout.decode()) == (0, "Hi ☼\n")
+    assert done.stderr == b"every region is busy: place 2 of 2 in the edge's line\n"
+
+
+def test_on_a_terminal_it_is_taken_away_again(edge: Edge) -> None:
+    edge.comments = HELD
+    ours, theirs = pty.openpty()
+    process = subprocess.run(
+        command(edge, "Hello"), cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, check=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = os.read(ours, 4000)
+    os.close(ours)
+    assert process.stdout.decode() == "Hi ☼\n"
+    first, last = b"place 1 of 2", b"no word of an answer yet"
+    assert 0 < seen.index(first) < seen.index(last) < seen.rindex(b"\r\x1b[K")
+    assert b"\n" not in seen.partition(b"(cut off")[0]
+
+
 def test_ctrl_c_ends_the_line_first(edge: Edge) -> None:
     edge.ends = b""
     ours, theirs = pty.openpty()
@@ -130,6 +165,14 @@ def test_ctrl_c_ends_the_line_first(edge: Edge) -> None:
         while "☼".encode() not in seen:
             seen += os.read(ours, 100)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(30) == 130
         assert os.read(ours, 100) == b"\r\n"
     os.close(ours)
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_tenant_may_ask_what_chat_asks(file: Path) -> None:
+    tenants = load(file, state=ROOT).topology.tenants
+    limits = {name: tenants[name].tokens_per_minute for name in tenants}
+    few = {name: limit for name, limit in limits.items() if limit is not None and limit < LEAST}
+    assert not few, "a key of theirs could never chat"

@@ -7,7 +7,17 @@ import httpx
 import pytest
 
 from deploy.calling import edge_client
-from deploy.client import AnswerBuilder, AskFailed, Comment, Data, SseReader, Turn, ask, refusal
+from deploy.client import (
+    AnswerBuilder,
+    AskFailed,
+    Comment,
+    Data,
+    SseReader,
+    Turn,
+    ask,
+    refusal,
+    waits_for,
+)
 
 
 def read(*lines: str) -> list[Data | Comment]:
@@ -108,3 +118,31 @@ def test_who_speaks_no_https_is_named_so() -> None:
         ):
             ask(client, url, model="m", turns=[], show=print)
         other.join()
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"),
+    [
+        ("held, place 2 of 3", "every region is busy: place 2 of 3 in the edge's line"),
+        ("waiting", "no word of an answer yet"),
+        ('skerry {"edge": "ams"}', None),
+        ("of a proxy", None),
+    ],
+)
+def test_what_a_comment_says_is_waited_for(comment: str, words: str | None) -> None:
+    said = waits_for(Comment(comment))
+    assert said is None if words is None else said is not None and words in said
+
+
+def test_comments_are_told_until_the_answer_begins() -> None:
+    lines = (": held, place 1 of 2", "", ": waiting", "", f"data: {HI.text}", "", ": waiting", "",
+             "data: [DONE]", "")  # fmt: skip
+    body = "\n".join(lines).encode() + b"\n"
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    told: list[str] = []
+    with httpx.Client(transport=transport) as client:
+        ask(
+            client, "http://e", model="m", turns=[Turn("user", "?")], show=told.append,
+            wait=lambda text: told.append(text[:13]),
+        )  # fmt: skip
+    assert told == ["every region ", "no word of an", "Hi"]

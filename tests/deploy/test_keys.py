@@ -214,3 +214,26 @@ def test_a_world_that_is_named_may_run_elsewhere(
         state.record({"nyc": "http://127.0.0.1:1"}, {}, topology_file("two-regions"))
         assert where.running_world_meant(None, None).state.name == "two-regions"
         assert where.running_world_meant(None, state.path).state == state.path
+
+
+KEPT = ("keys list", "keys export", "usage", "purge harbour", "certs list", "certs rotate")
+
+
+@pytest.mark.parametrize("words", KEPT)
+def test_what_is_kept_is_said_of_which_world_where_none_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(app, words.split())
+    assert isinstance(said.exception, ConfigError)
+    assert "no world runs here, and the world 'two-regions' has no folder" in str(said.exception)
+    assert not Path(".skerry").exists()
+    begun = CliRunner().invoke(app, ["certs", "init"])
+    line = "no world runs here: this is the world 'two-regions' in .skerry/two-regions\n"
+    assert (begun.exit_code, begun.stderr) == (0, line)
+    assert line in CliRunner().invoke(app, words.split()).stderr
+    for option in (["-t", "two-regions"], ["--state", ".skerry/two-regions"]):
+        assert line not in CliRunner().invoke(app, [*words.split(), *option]).stderr
+    with claim_any(Path(".skerry"), "two-regions", print, ["certs"]) as state:
+        state.record({}, {}, topology_file("two-regions"))
+        assert line not in CliRunner().invoke(app, words.split()).stderr

@@ -147,15 +147,15 @@ def test_two_worlds_run_beside_each_other_and_end_alone(spawn: Spawn, topology_f
         assert asked.stdout.strip() != ""
 
     first.terminate()
-    assert first.wait(20) == 0
+    assert first.wait(60) == 0
     assert first.stdout is not None
     assert "stopping\n" in first.stdout.read()
     until(lambda: all(is_gone(pid) for pid in everyone[first]))
     url = worlds[second.pid].edges["ams"]
-    assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+    assert httpx.get(f"{url}/readyz", trust_env=False, timeout=30).status_code == 200
 
     second.terminate()
-    assert second.wait(20) == 0
+    assert second.wait(60) == 0
     until(lambda: all(is_gone(pid) for pid in everyone[second]))
     assert list(running(topology_file.parent / ".skerry")) == []
 

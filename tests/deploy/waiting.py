@@ -9,7 +9,7 @@ import psutil
 T = TypeVar("T")
 
 
-def until(found: Callable[[], T], *, within_s: float = 20.0) -> T:
+def until(found: Callable[[], T], *, within_s: float = 30.0) -> T:
     """The first true value of `found`."""
     deadline = time.monotonic() + within_s
     while not (value := found()):

@@ -28,9 +28,9 @@ def served(region: FakeRegion) -> Iterator[str]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(30)
     try:
         yield region.address
     finally:
         loop.call_soon_threadsafe(ending.set)
-        thread.join(10)
+        thread.join(30)

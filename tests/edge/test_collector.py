@@ -292,7 +292,7 @@ async def test_over_http_nobody_polls(tmp_path: Path, monkeypatch: pytest.Monkey
             for _ in range(6):  # 94 are charged each time, and 79 of them given back
                 name = await submit(edge, {"prompt": "hi", "max_tokens": 85})
                 await eu.answer(SAID)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while not await _told(eu, name, space):
                         await asyncio.sleep(0.005)
     assert [_tokens(record) for record in UsageReader().read(tmp_path / "usage")] == [15] * 6

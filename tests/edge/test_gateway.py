@@ -56,7 +56,7 @@ async def _gateway(
     view = Regions(topology, topology.edge("here"), clients)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(view.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while any(one.status is None for one in view.view()):
                 await asyncio.sleep(0)
         reader.cancel()

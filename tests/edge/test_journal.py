@@ -76,7 +76,7 @@ async def test_a_request_that_runs_is_told_too(tmp_path: Path) -> None:
     eu = FakeRegion("eu", script=lambda _: [Hold(gate), delta("a"), *END])
     async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge:
         caller = asyncio.create_task(edge.http.post("/v1/chat/completions", json=chat()))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (stories := (await _explained(edge)).stories) or not stories[0].tries:
                 await asyncio.sleep(0.01)
         assert (stories[0].outcome, stories[0].ended_s) == ("", None)

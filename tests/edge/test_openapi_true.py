@@ -47,7 +47,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    url, loop, over = where.get(timeout=20)
+    url, loop, over = where.get(timeout=60)
     yield url
     loop.call_soon_threadsafe(over.set)
     thread.join()

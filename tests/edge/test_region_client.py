@@ -82,12 +82,19 @@ async def test_cancel_never_raises() -> None:
         await gone.cancel(RequestId("r9"))
 
 
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.region_client._LOOK_S", 0.2)
+    monkeypatch.setattr("edge.region_stream.LOOK_S", 0.2)
+
+
+@pytest.mark.usefixtures("looks_often")
 async def test_an_edge_that_was_frozen_does_not_blame_its_regions() -> None:
     """Whoever wakes up reads what waits before it judges."""
-    eu = FakeRegion("eu", script=lambda _: [Hold(asyncio.Event())])
+    eu = FakeRegion("eu", script=lambda _: [Hold(asyncio.Event())], beat_s=None)
     async with eu.serving(), new_session() as session:
         client = HttpRegionClient(
-            RegionName("eu"), eu.address, session, secret=SECRET.encode(), silence_s=2.5
+            RegionName("eu"), eu.address, session, secret=SECRET.encode(), silence_s=1.3
         )
 
         async def generate() -> None:
@@ -99,20 +106,21 @@ async def test_an_edge_that_was_frozen_does_not_blame_its_regions() -> None:
             generating = asyncio.create_task(generate())
             next_status = asyncio.ensure_future(anext(statuses))
             await asyncio.sleep(0.2)
-            time.sleep(3.2)  # frozen: no loop runs here
+            time.sleep(1.8)  # frozen: no loop runs here
             await asyncio.sleep(0.1)
             eu.tell(status_of("eu", sequence=2))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await next_status
-            await asyncio.sleep(1.2)  # another look has passed
+            await asyncio.sleep(0.5)  # other looks have passed
             assert not generating.done()
             generating.cancel()
             await asyncio.wait([generating])
 
 
+@pytest.mark.usefixtures("looks_often")
 async def test_a_region_that_falls_silent_is_left_and_a_slow_one_is_not() -> None:
     """B23: a stopped process keeps its connections; only its silence tells."""
-    eu = FakeRegion("eu", script=lambda _: [Hold(asyncio.Event())])
+    eu = FakeRegion("eu", script=lambda _: [Hold(asyncio.Event())], beat_s=None)
     async with eu.serving(), new_session() as session:
         client = HttpRegionClient(
             RegionName("eu"), eu.address, session, secret=SECRET.encode(), silence_s=0.5
@@ -126,12 +134,12 @@ async def test_a_region_that_falls_silent_is_left_and_a_slow_one_is_not() -> Non
 
         # nobody listens to status: a quiet generation is only slow
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.5):
+            async with asyncio.timeout(1.0):
                 await generate()
         async with aclosing(client.statuses()) as statuses:
             await anext(statuses)
             # one frame came and then none, on either stream
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert type(await generate()) is RegionUnavailable
             with pytest.raises(RegionUnavailable):
                 await anext(statuses)

@@ -81,7 +81,7 @@ async def test_what_the_last_one_says_counts() -> None:
 
 
 async def _until(statuses: AsyncIterator[Told], active: int) -> RegionStatus:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for told in statuses:
             if isinstance(told, RegionStatus) and told.active == active:
                 return told

@@ -58,9 +58,11 @@ def _edge(folder: Path, region: str, listener: socket.socket) -> Iterator[subpro
 async def _serving(base: str, pids: set[int]) -> None:
     """Until these processes, and no others, have answered in ten turns."""
     seen: list[int] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while set(seen[-10:]) != pids or len(seen) < 10:
-            async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as http:
+            async with httpx.AsyncClient(
+                base_url=base, trust_env=False, timeout=30, verify=False
+            ) as http:
                 page = (await http.get("/status")).json()
             if page["regions"][0]["state"] == "fresh":
                 seen.append(page["workers"][0]["pid"])
@@ -85,7 +87,7 @@ async def test_the_first_process_ends_with_its_last_answer(tmp_path: Path) -> No
                     text = await anext(pieces)
                     with _edge(tmp_path, eu.address, listener) as second:
                         first.send_signal(RETIRE)
-                        async with asyncio.timeout(10):
+                        async with asyncio.timeout(60):
                             while "connection" not in (told := await kept.get("/healthz")).headers:
                                 assert told.status_code == 200
                         assert told.headers["connection"] == "close"
@@ -96,4 +98,4 @@ async def test_the_first_process_ends_with_its_last_answer(tmp_path: Path) -> No
                         text += "".join([piece async for piece in pieces])
                         assert '"content":"z"' in text
                         assert text.endswith("data: [DONE]\n\n")
-                        assert await asyncio.to_thread(first.wait, 10) == 0
+                        assert await asyncio.to_thread(first.wait, 60) == 0

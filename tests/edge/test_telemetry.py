@@ -127,7 +127,7 @@ async def test_where_nobody_collects_nothing_is_carried(tmp_path: Path) -> None:
 async def test_a_collector_that_is_away_costs_nobody_an_answer(tmp_path: Path) -> None:
     async with FakeRegion("eu").serving() as eu:
         world = observed(world_of(tmp_path, eu), "http://127.0.0.1:9")
-        async with asyncio.timeout(20), running_edge(world) as edge:
+        async with asyncio.timeout(30), running_edge(world) as edge:
             headers = {"traceparent": "nonsense"}
             answer = await edge.http.post(CHAT, json=chat("x"), headers=headers)
             assert answer.status_code == 200

@@ -18,7 +18,7 @@ from regional.rpc import (
 )  # fmt: skip
 
 MODEL = ModelName("tiny")
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """How long a test waits for something that must happen."""
 
 

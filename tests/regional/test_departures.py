@@ -17,7 +17,7 @@ from tests.regional.fake_node import FakeNode, attempt_of
 from tests.regional.fakes import Here, ask, delta, ending, region, run
 
 PAIR = (("p1", "prefill"), ("d1", "decode"))
-PROMPTLY_S = 1.0
+PROMPTLY_S = 10.0
 
 
 async def _raw(here: Here, request: GenerateRequest) -> socket.socket:

@@ -147,7 +147,7 @@ def test_status_stream(tmp_path: Path) -> None:
             async with here.client.get(url, headers=here.headers) as answer:
 
                 async def until(enough: Callable[[RegionStatus], object]) -> RegionStatus:
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(30):
                         while not (frames and enough(frames[-1])):
                             told = decoder.feed(await answer.content.readany())
                             frames.extend(one for one in told if isinstance(one, RegionStatus))

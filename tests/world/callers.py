@@ -8,7 +8,7 @@ from typing import Protocol
 
 import httpx
 
-from tests.world.scripted import Answer, ask, completion
+from tests.world.scripted import PLAIN, Answer, ask, completion
 
 WORDS = "".join(f"{number} keepers of lights write a log. " for number in range(6))
 
@@ -46,7 +46,7 @@ class Callers:
 
     def _ask(self, number: int) -> None:
         base, turn = self._bases[number % len(self._bases)], 0
-        with httpx.Client(base_url=base, timeout=60, trust_env=False) as kept:
+        with httpx.Client(base_url=base, timeout=60, trust_env=False, verify=PLAIN) as kept:
             while not self._over.is_set():
                 turn += 1
                 prompt = f"{number}, {turn}: {WORDS}"

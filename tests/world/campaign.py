@@ -27,6 +27,8 @@ from tests.world.scripted import Answer, completion, lines_of, region_status, st
 SHORT, LONG = 600, 2000
 """Characters of prompts, about as many tokens: read in a sixth of a second and in half of one."""
 FEW = 30
+STALE_S = 0.6
+"""After it a heartbeat has told how it is: there are four in a second."""
 _numbers = itertools.count(1)
 
 
@@ -167,16 +169,17 @@ def _held(world: LocalWorld, at: Place, step: Step, stopped: ExitStack) -> Call:
     reader, writer = f"{at.region}-prefill", f"{at.region}-decode"
 
     def figure(name: str, what: str) -> int:
-        return int(node(world, name, at.region).get(what, 0))
+        return _figure(world, name, at.region, what)
 
     computed, sent = figure(reader, "computed_prompt_tokens"), figure(reader, "kv_bytes_sent")
     if step is Step.RESERVED:
         stopped.enter_context(_stopped_rank(world, reader, at.region))
     call = ask(world, at, step, LONG, FEW)
     if step is Step.RECEIVING:
-        assert until(lambda: figure(reader, "computed_prompt_tokens") > computed)
-        stopped.enter_context(_stopped_rank(world, reader, at.region))
-        stopped.enter_context(_stopped_rank(world, writer, at.region))
+        while not _half_read(world, at, computed, stopped):
+            call.end()  # that one was read before it could be stopped
+            computed = figure(reader, "computed_prompt_tokens")
+            call = ask(world, at, step, LONG, FEW)
         return call
     while not _full(lambda: figure(writer, "blocks_used") >= LONG // 20, call):
         call = ask(world, at, step, LONG, FEW)  # that one was over before anybody looked
@@ -184,6 +187,25 @@ def _held(world: LocalWorld, at: Place, step: Step, stopped: ExitStack) -> Call:
     if step is Step.READY:
         assert until(lambda: figure(reader, "kv_bytes_sent") > sent)
     return call
+
+
+def _half_read(world: LocalWorld, at: Place, computed: int, stopped: ExitStack) -> bool:
+    """Whether the reader, which had computed so many tokens, was stopped in the middle of a prompt;
+    with it the writer."""
+    reader, writer = f"{at.region}-prefill", f"{at.region}-decode"
+    assert until(lambda: _figure(world, reader, at.region, "computed_prompt_tokens") > computed)
+    with ExitStack() as both:
+        both.enter_context(_stopped_rank(world, reader, at.region))
+        both.enter_context(_stopped_rank(world, writer, at.region))
+        time.sleep(STALE_S)
+        if not _figure(world, reader, at.region, "prefill_backlog_tokens"):
+            return False
+        stopped.push(both.pop_all())
+    return True
+
+
+def _figure(world: LocalWorld, name: str, region: str, what: str) -> int:
+    return int(node(world, name, region).get(what, 0))
 
 
 def _full(holds: Callable[[], bool], call: Call) -> bool:

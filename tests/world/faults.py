@@ -48,3 +48,10 @@ def _hears(edge: str, region: str) -> bool:
         one["name"] == region and one["state"] == "fresh" and one["status"].get("models")
         for one in page(f"{edge}/status")["regions"]
     )
+
+
+def frames_of(edge: str, region: str) -> int:
+    """The sequence number of the last status frame that an edge has of a region. Who holds a prompt
+    is in the one after the next: that may be on its way."""
+    (known,) = [one for one in page(f"{edge}/status")["regions"] if one["name"] == region]
+    return int(known["status"]["sequence"])

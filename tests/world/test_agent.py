@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from deploy.launcher import LocalWorld
-from tests.world.scripted import ask
+from tests.world.scripted import Answer, ask
 from tests.world.test_real_model import CHAT, HANDBOOK, chat
 
 pytestmark = [pytest.mark.world, pytest.mark.model]
@@ -44,7 +44,7 @@ LIST = {
 @pytest.fixture
 def client(real: LocalWorld) -> Iterator[openai.OpenAI]:
     base = real.edges["ams"] + "/v1"
-    with openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=200) as client:
         yield client
 
 
@@ -87,18 +87,29 @@ def form(schema: object) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "list", "schema": schema}}
 
 
+def cold_and_split(
+    real: LocalWorld,
+) -> tuple[dict[str, object], dict[str, object], Answer]:
+    """A handbook of its own, which nobody may have read before, a question about it, and the answer
+    of a region that found that it pays to read it at another node."""
+    for number in range(6):
+        handbook: dict[str, object] = {
+            "role": "system",
+            "content": f"For crew {number}. {HANDBOOK}",
+        }
+        turns = [handbook, {"role": "user", "content": "Which rule names the cook? As JSON."}]
+        body = chat(
+            "", messages=turns, response_format=form(LIST), seed=3, temperature=1.3, max_tokens=60
+        )
+        cold = ask(real.edges["nyc"], body, CHAT)
+        if cold.facts["kv_bytes"]:
+            return handbook, body, cold
+    raise AssertionError("no prompt was read by another node")
+
+
 def test_a_schema_holds_split_cached_and_in_company(real: LocalWorld) -> None:
-    # A handbook of its own: nobody may have read it before.
-    turns = [
-        {"role": "system", "content": "For the crew. " + HANDBOOK},
-        {"role": "user", "content": "Which rule names the cook? As JSON."},
-    ]
-    body = chat(
-        "", messages=turns, response_format=form(LIST), seed=3, temperature=1.3, max_tokens=60
-    )
-    cold = ask(real.edges["nyc"], body, CHAT)
-    assert cold.facts["kv_bytes"] > 0, "the prompt was read by another node"
-    boats = [*turns[:1], {"role": "user", "content": "Tell me of boats."}]
+    handbook, body, cold = cold_and_split(real)
+    boats = [handbook, {"role": "user", "content": "Tell me of boats."}]
     others = [chat("", messages=boats, temperature=1.0, seed=n) for n in range(3)]
     more = [{**body, "seed": n} for n in range(2)]
     with ThreadPoolExecutor(6) as pool:

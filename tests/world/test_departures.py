@@ -1,11 +1,10 @@
-"""An edge and a region leave a world that runs, under streams, and come again; an edge that comes
-has the Workers of the others."""
+"""An edge and a region come to a world that runs, leave it under streams, and come again; an edge
+that comes has the Workers of the others."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,23 +27,13 @@ from deploy.worker.fleet import fleet_of
 from edge.workers.python.runtime import sandbox
 from tests.world.callers import Callers
 from tests.world.faults import until
-from tests.world.scripted import (
-    Answer,
-    ask,
-    completion,
-    lines_of,
-    region_status,
-    scripted_world,
-    streaming,
-    take,
-)
-from tests.world.test_arrivals import grown
+from tests.world.growing import ASIA, Long, grown, key_to_asia, stunted, without
+from tests.world.scripted import ask, completion, page, region_status, scripted_world
 from tests.world.test_rollout import deploy, file_of, pids
 from tests.world.workers_client import MODEL, WorkersAI
 
 pytestmark = pytest.mark.world
 
-ASIA = {"asia", "asia-prefill", "asia-decode"}
 SECRET = "seen-by-nobody"
 WORKER = """
 from workers import Response, WorkerEntrypoint
@@ -75,75 +64,53 @@ class Staying:
     edges: Mapping[str, str]
 
 
-def without(*names: str) -> Callable[[Topology], Topology]:
-    """The grown topology, less these."""
-
-    def change(topology: Topology) -> Topology:
-        after = grown(topology)
-        regions = tuple(one for one in after.regions if one.name not in names)
-        left = {one.name for one in regions}
-        edges = (
-            replace(one, round_trip_ms={k: v for k, v in one.round_trip_ms.items() if k in left})
-            for one in after.edges
-            if one.name not in names
-        )
-        return replace(after, regions=regions, edges=tuple(edges))
-
-    return change
-
-
-def key_to_asia(edge: str) -> str:
-    """Whose prompts an edge sends there."""
-    for number in range(200):
-        key = f"key {number}"
-        said = ask(edge, completion("where?", max_tokens=2, prompt_cache_key=key))
-        if said.headers["x-skerry-region"] == "asia":
-            return key
-    raise AssertionError("nothing goes to asia")
-
-
-class Long:
-    """A stream that is under way."""
-
-    def __init__(self, edge: str, tokens: int, **more: object) -> None:
-        self.answer = Answer(0, httpx.Headers())
-        self._begun = threading.Event()
-        self._left = threading.Event()
-        self._body = completion("a long watch beside the lamp ", max_tokens=tokens, **more)
-        self._thread = threading.Thread(target=self._read, args=(edge,))
-        self._thread.start()
-        assert self._begun.wait(20)
-
-    def end(self) -> Answer:
-        self._thread.join(60)
-        return self.answer
-
-    def leave(self) -> Answer:
-        """As far as it came."""
-        self._left.set()
-        return self.end()
-
-    def _read(self, edge: str) -> None:
-        with streaming(edge, self._body) as response:
-            self.answer.status, self.answer.headers = response.status_code, response.headers
-            try:
-                for line in lines_of(response):
-                    if take(self.answer, line):
-                        self._begun.set()
-                    if self._left.is_set():
-                        return
-            except httpx.HTTPError as error:
-                self.answer.error = {"cut": str(error)}
-
-
 def rolled(world: LocalWorld, unit: str, file: str, idle_s: float) -> list[str]:
-    what = Deploy(unit=unit, topology=file, idle_s=idle_s, ready_s=30)
+    what = Deploy(unit=unit, topology=file, idle_s=idle_s, ready_s=60)
     return list(asked(what, world.world.state))
 
 
+def outcomes_of_batches(world: LocalWorld) -> list[str]:
+    records = UsageReader().read(world.world.state / "usage")
+    return [one.outcome for one in records if one.dialect == "batch"]
+
+
 def regions_of(edge: str) -> dict[str, str]:
-    status = httpx.get(f"{edge}/status", trust_env=False).json()
-    return {one["name"]: one["state"] for one in status["regions"]}
+    return {one["name"]: one["state"] for one in page(f"{edge}/status")["regions"]}
+
+
+def test_one_that_does_not_come_up_leaves_the_world_as_it_was(
+    world: LocalWorld, tmp_path: Path
+) -> None:
+    before, edges = pids(world), dict(world.edges)
+    with pytest.raises(ConfigError, match="the world is as it was"):
+        deploy(world, "asia", topology=str(file_of(world, tmp_path, stunted)))
+    assert (pids(world), world.edges) == (before, edges)
+
+
+def test_a_region_and_an_edge_come_under_streams(world: LocalWorld, tmp_path: Path) -> None:
+    before = pids(world)
+    file = str(file_of(world, tmp_path, grown))
+    with Callers(world, 4) as callers:
+        assert until(lambda: len(callers.answers) >= 4)
+        deploy(world, "asia", topology=file)
+        assert ask(world.edges["sfo"], completion("hello from here", max_tokens=4)).done
+        all_fresh = dict.fromkeys(("eu", "us", "asia"), "fresh")
+        assert until(lambda: regions_of(world.edges["ams"]) == all_fresh)
+    callers.check()
+    after = pids(world)
+    assert after.keys() - before.keys() == {"asia", "asia-prefill", "asia-decode", "sfo"}
+    assert {name for name in before if before[name] != after[name]} == {"ams", "nyc"}
+    assert deploy(world, "asia", topology=file) == ["nothing to do: asia runs this already"]
+    assert deploy(world, "eu", topology=file) == ["nothing to do: eu runs this already"]
+    current = current_of(world.world.state)
+    assert current is not None
+    assert current.edges["sfo"] == world.edges["sfo"]
+
+    lost = world.pid("asia")
+    world.kill("asia")
+    assert until(lambda: world.pid("asia") != lost)
+    deploy(world, "sfo", again=True)
+    assert ask(world.edges["sfo"], completion("and again", max_tokens=4)).done
 
 
 def test_a_region_that_still_answers_when_the_patience_ends_stays(
@@ -164,8 +131,12 @@ def test_a_region_that_still_answers_when_the_patience_ends_stays(
     assert long.leave().error is None
     assert region_status(whole, "asia").get("draining", False) is False
     assert until(lambda: regions_of(whole.edges["sfo"]).get("asia") == "fresh")
-    said = ask(whole.edges["sfo"], completion("on and on", max_tokens=4, prompt_cache_key=key))
-    assert said.headers["x-skerry-region"] == "asia"
+
+    def comes_home() -> bool:
+        said = ask(whole.edges["sfo"], completion("on and on", max_tokens=4, prompt_cache_key=key))
+        return said.headers["x-skerry-region"] == "asia"
+
+    assert until(comes_home), "what the long one had to say is still counted"
 
 
 @pytest.mark.parametrize(
@@ -210,10 +181,7 @@ def test_a_region_leaves_under_streams_and_with_nothing_queued(
     if name.startswith("asia."):
         told = "kept answers of batches that cannot be asked for without it: 1"
         assert any(told in line for line in said)
-    batches = [
-        one for one in UsageReader().read(whole.world.state / "usage") if one.dialect == "batch"
-    ]
-    assert [one.outcome for one in batches] == ["ok"] * 4, "all ran, and were written down"
+    assert until(lambda: outcomes_of_batches(whole) == ["ok"] * 4), "all ran, and were written down"
     after = pids(whole)
     assert before.keys() - after.keys() == ASIA
     assert departing(topology, whole.world.topology) == ["asia", "asia-prefill", "asia-decode"]
@@ -296,7 +264,7 @@ def test_an_edge_that_comes_serves_the_workers_of_the_others(
     assert f"  counter {versions['sfo']} is served" in said
     assert f"  counter {versions['sfo']} with its secrets (1), as edge ams has it" in said
     assert SECRET not in "\n".join(said)
-    page = httpx.get(f"{whole.edges['sfo']}/w/counter/", trust_env=False, timeout=20)
+    page = httpx.get(f"{whole.edges['sfo']}/w/counter/", trust_env=False, timeout=60)
     assert (page.status_code, page.text) == (200, str(len(SECRET)))
     assert all(SECRET not in log.read_text() for log in whole.logs.iterdir())
     place = whole.world.state / "workers" / "sfo"

@@ -6,6 +6,7 @@ from core.story import StepName, waterfall
 from deploy.explain import find, lines, newest
 from deploy.launcher import LocalWorld
 from deploy.status import edge_view, region_lines
+from tests.world.faults import until
 from tests.world.scripted import ask, completion
 
 pytestmark = pytest.mark.world
@@ -20,7 +21,9 @@ def test_a_prompt_is_explained_from_its_choice_to_its_last_token(world: LocalWor
         prompt = f"again {prompt}"
         answer = ask(world.edges["ams"], completion(prompt, max_tokens=60))
     bases = list(world.edges.values())
-    story = find(bases, answer.headers["x-request-id"], None)
+    name = answer.headers["x-request-id"]
+    assert until(lambda: bool(find(bases, name, None).outcome)), "its end is written down"
+    story = find(bases, name, None)
     last = story.last
     assert last is not None
     assert (story.edge, story.outcome) == ("ams", "ok")
@@ -45,7 +48,14 @@ def test_a_prompt_is_explained_from_its_choice_to_its_last_token(world: LocalWor
 
 
 def test_status_shows_what_an_edge_weighs_regions_by(world: LocalWorld) -> None:
-    rows = [line.split() for line in region_lines(edge_view(world.edges["nyc"]))]
-    assert rows[0][:3] == ["from-nyc", "state", "round-trip"]
-    assert [row[:2] for row in rows[1:]] == [["eu", "fresh"], ["us", "fresh"]]
-    assert int(rows[1][2].removesuffix("ms")) > int(rows[2][2].removesuffix("ms"))
+    def rows() -> list[list[str]]:
+        return [line.split() for line in region_lines(edge_view(world.edges["nyc"]))]
+
+    assert rows()[0][:3] == ["from-nyc", "state", "round-trip"]
+    assert until(lambda: [row[:2] for row in rows()[1:]] == [["eu", "fresh"], ["us", "fresh"]])
+
+    def far_is_farther() -> bool:
+        far, near = (int(row[2].removesuffix("ms")) for row in rows()[1:])
+        return far > near
+
+    assert until(far_is_farther)

@@ -120,7 +120,7 @@ def test_commands_know_an_edge_by_its_certificate(world: LocalWorld) -> None:
         view = edge_view(url)
         assert view.edge == name
         assert view.certificate_left_s == pytest.approx(30 * 86400, abs=600)
-        with edge_client(url) as client:
+        with edge_client(url, timeout=60.0) as client:
             body = completion("ahoy", max_tokens=2)
             answer = ask(url, body, f"{url}/v1/completions", client)
         assert answer.done
@@ -131,7 +131,7 @@ def test_commands_know_an_edge_by_its_certificate(world: LocalWorld) -> None:
         with pytest.raises(AskFailed, match="400 Bad Request"):
             edge_view(f"http://127.0.0.1:{port}")
     said: list[str] = []
-    drain(world.world, "nyc", resting=True, say=said.append, wait_s=5)
+    drain(world.world, "nyc", resting=True, say=said.append, wait_s=30)
     drain(world.world, "nyc", resting=False, say=said.append, wait_s=0)
     assert said[-1] == "edge nyc takes new work again"
 
@@ -142,16 +142,16 @@ def test_rollouts_and_renewals_under_streams_fail_nothing(world: LocalWorld) -> 
     new = {edge: certificate.decode() for edge, (certificate, _) in fresh.items()}
     known = "".join([*old.values(), *new.values()])
     with Callers(world.edges, known) as callers:
-        until(lambda: len(callers.answers) > 8)
+        assert until(lambda: len(callers.answers) > 8)
         for edge, (certificate, key) in fresh.items():
             file_of(world, edge, "key").write_bytes(key)
             file_of(world, edge).write_bytes(certificate)
             # The new processes show the new one at once, those before them the old one for a while.
-            list(asked(Deploy(unit=edge, again=True, idle_s=30, ready_s=30), world.world.state))
+            list(asked(Deploy(unit=edge, again=True, idle_s=60, ready_s=60), world.world.state))
         own = {edge: certificates_in(pem.encode())[0] for edge, pem in new.items()}
-        until(lambda: {edge: shown(world, edge) for edge in world.edges} == own)
+        assert until(lambda: {edge: shown(world, edge) for edge in world.edges} == own)
         before = len(callers.answers)
-        until(lambda: len(callers.answers) > before + 8)
+        assert until(lambda: len(callers.answers) > before + 8)
     assert callers.failures == []
     assert [one.error for one in callers.answers if not one.done] == []
     assert edge_view(world.edges["ams"]).certificate_left_s == pytest.approx(60 * 86400, abs=600)
@@ -176,8 +176,8 @@ def test_an_edge_of_two_processes_leaves_with_its_last_answer(
     file = tmp_path / "left.toml"
     file.write_text(toml_write.dump(left), encoding="utf-8")
     known = "".join(file_of(world, edge).read_text() for edge in world.edges)
-    what = Deploy(unit="nyc", topology=str(file), idle_s=30, ready_s=30)
-    with edge_client(gone) as client, client.stream(
+    what = Deploy(unit="nyc", topology=str(file), idle_s=60, ready_s=60)
+    with edge_client(gone, timeout=60.0) as client, client.stream(
         "POST", f"{gone}/v1/completions", json=completion(WORDS, max_tokens=200)
     ) as response:  # fmt: skip
         lines = lines_of(response)
@@ -185,7 +185,7 @@ def test_an_edge_of_two_processes_leaves_with_its_last_answer(
         said = threading.Thread(target=lambda: list(asked(what, world.world.state)))
         said.start()
         last += lines
-    said.join(60)
+    said.join(100)
     assert last[-1] == "data: [DONE]"
     assert world.edges.keys() == {"ams"}
     with pytest.raises(AskFailed):

@@ -60,4 +60,4 @@ def test_answers_that_are_pushed_out_go_on_through_prefill(tight: LocalWorld) ->
         one["name"]: one.get("preemptions", 0) for one in region_status(tight, "home")["nodes"]
     }
     assert nodes["one"] + nodes["two"] >= moved(tight)
-    assert until(lambda: forgotten(tight, "home"), 2.0)
+    assert until(lambda: forgotten(tight, "home"))

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.world
 OTHER = "@cf/lights/second"
 EDGES = {"ams", "nyc"}
 NODES = {"eu-second", "us-second"}
+SPLIT = ["us-second-prefill", "us-second-decode"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def second(folder: Path, **more: object) -> AddModel:
     pace = Scripted(step_ms=4.0)
     given = {
         "name": OTHER, "source": str(folder), "engine": "scripted", "scripted": pace,
-        "ready_s": 30.0, **more,
+        "ready_s": 90.0, **more,
     }  # fmt: skip
     return AddModel(**given)  # type: ignore[arg-type]  # of mixed types
 
@@ -109,21 +110,6 @@ def test_a_model_comes_and_goes_under_streams(
     assert {name for name in before if before[name] != after[name]} == EDGES
     left = region_status(world, "eu")["nodes"]
     assert {node["name"] for node in left} == {"eu-prefill", "eu-decode"}
-
-
-def test_what_was_added_outlives_its_router(world: LocalWorld, source: Path) -> None:
-    change(world, second(source, regions=("us",), on_demand=True))
-    try:
-        nodes = {node["name"]: node for node in region_status(world, "us")["nodes"]}
-        assert nodes["us-second"]["off"]
-        assert "eu-second" not in pids(world)
-        assert ask(world.edges["ams"], other("wake up")).text.startswith("wake")
-        before = world.pid("us")
-        world.kill("us")
-        assert until(lambda: world.pid("us") != before)
-        assert until(lambda: ask(world.edges["nyc"], other("still there")).done, 15.0)
-    finally:
-        change(world, RemoveModel(name=OTHER, idle_s=30))
 
 
 def without_weights(folder: Path) -> Path:
@@ -180,7 +166,7 @@ def test_what_cannot_be_removed(world: LocalWorld) -> None:
         change(world, RemoveModel(name=MODEL))
 
 
-def test_the_command_reads_the_files_and_tells_how_to_keep_it(
+def test_the_command_reads_the_files_and_what_it_added_outlives_its_router(
     world: LocalWorld, source: Path
 ) -> None:
     state = ("--state", str(world.world.state))
@@ -190,21 +176,29 @@ def test_the_command_reads_the_files_and_tells_how_to_keep_it(
     wrong = skerry(*given, "--digest", "sha256:" + "0" * 64)
     assert wrong.returncode == 2
     assert f"is not what you want: its digest is {digest}" in wrong.stderr
-    shown = skerry(*given, "--dry-run", "--region", "eu")
+    shown = skerry(*given, "--dry-run", "--region", "us")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.splitlines()[:2] == [
-        "1. tell router eu of the change",
-        "2. start eu-second",
+        "1. tell router us of the change",
+        "2. start us-second",
     ]
-    added = skerry(*given, "--digest", digest, "--region", "eu", "--split", "--on-demand")
+    added = skerry(*given, "--digest", digest, "--region", "us", "--split", "--on-demand")
     assert (added.returncode, added.stderr) == (0, "")
     kept = tomllib.loads(added.stdout.split("topology's file:")[1])
     assert kept["models"][OTHER]["digest"] == digest
-    assert [node["name"] for node in kept["regions"]["nodes"]] == [
-        "eu-second-prefill", "eu-second-decode",
-    ]  # fmt: skip
+    assert [node["name"] for node in kept["regions"]["nodes"]] == SPLIT
     listed = skerry("models", "list", "--edge", world.edges["ams"])
     assert OTHER in listed.stdout
+
+    nodes = {node["name"]: node for node in region_status(world, "us")["nodes"]}
+    assert [nodes[name]["off"] for name in SPLIT] == [True, True]
+    assert not NODES & pids(world).keys()
+    assert ask(world.edges["ams"], other("wake up")).text.startswith("wake")
+    before = world.pid("us")
+    world.kill("us")
+    assert until(lambda: world.pid("us") != before)
+    assert until(lambda: ask(world.edges["nyc"], other("still there")).done)
+
     removed = skerry("models", "remove", OTHER, *state)
     assert (removed.returncode, removed.stderr) == (0, "")
     assert f"{OTHER} is not served any more" in removed.stdout

@@ -13,7 +13,7 @@ import pytest
 from deploy.launcher import LocalWorld
 from tests.world.test_agent import PARAMETERS
 
-pytestmark = [pytest.mark.world, pytest.mark.model]
+pytestmark = [pytest.mark.world, pytest.mark.model, pytest.mark.timeout(400)]
 
 PACKAGE = "openai@7.59.0"
 SCRIPT = Path(__file__).with_name("openai_client.mjs")
@@ -35,7 +35,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_npm_client_runs_its_calls(real: LocalWorld, script: Path) -> None:
     done = subprocess.run(
-        ["node", str(script), real.edges["ams"]], capture_output=True, timeout=100, check=False
+        ["node", str(script), real.edges["ams"]], capture_output=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     said = json.loads(done.stdout)

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from deploy.launcher import LocalWorld
-from tests.world.faults import until
+from tests.world.faults import frames_of, until
 from tests.world.scripted import CONTEXT, MODEL, ask, completion, region_status
 
 pytestmark = pytest.mark.world
@@ -17,23 +17,26 @@ LONG = "".join(f"{number} lighthouse keepers count their boats. " for number in 
 
 
 def test_answer_comes_out_of_kv_that_crossed_between_nodes(world: LocalWorld) -> None:
-    prompt = "crossing: " + LONG
-    answer = ask(world.edges["ams"], completion(prompt))
-
+    for number in range(8):  # what was measured of a busy machine may speak against a split
+        prompt = f"crossing {number}: " + LONG
+        answer = ask(world.edges["ams"], completion(prompt))
+        if "x-skerry-prefill" in answer.headers:
+            break
+    else:
+        pytest.fail("no prompt was read by another node")
     assert (answer.text, answer.finish, answer.done) == (prompt, "stop", True)
     region = answer.headers["x-skerry-region"]
     assert answer.headers["x-skerry-prefill"] == f"{region}-prefill"
     assert answer.headers["x-skerry-decode"] == f"{region}-decode"
     assert answer.facts["kv_bytes"] > 0
-    sent = {n["name"]: n.get("kv_bytes_sent", 0) for n in region_status(world, region)["nodes"]}
-    assert sent[f"{region}-prefill"] >= answer.facts["kv_bytes"]
 
+    def sent() -> int:
+        nodes = region_status(world, region)["nodes"]
+        return int(
+            next(n.get("kv_bytes_sent", 0) for n in nodes if n["name"] == f"{region}-prefill")
+        )
 
-def frames_of(edge: str, region: str) -> int:
-    """The sequence number of the last status frame that an edge has of a region."""
-    status = httpx.get(f"{edge}/status", timeout=5, trust_env=False).json()
-    (known,) = [one for one in status["regions"] if one["name"] == region]
-    return int(known["status"]["sequence"])
+    assert until(lambda: sent() >= answer.facts["kv_bytes"])
 
 
 def test_two_edges_agree_on_the_region_and_the_second_finds_the_prefix_read(
@@ -45,7 +48,7 @@ def test_two_edges_agree_on_the_region_and_the_second_finds_the_prefix_read(
     # The other edge may go to a nearer region until it has heard who holds the prompt: the frame
     # after the one that may be on its way.
     heard = frames_of(world.edges["nyc"], region)
-    assert until(lambda: frames_of(world.edges["nyc"], region) >= heard + 2, 5.0)
+    assert until(lambda: frames_of(world.edges["nyc"], region) >= heard + 2)
     second = ask(world.edges["nyc"], completion(shared + "And whose?", max_tokens=5))
 
     assert first.headers["x-skerry-region"] == second.headers["x-skerry-region"]
@@ -128,6 +131,7 @@ def test_a_callers_mistake_is_named_and_never_ours(
         world.edges["nyc"] + "/v1/chat/completions",
         content=body if isinstance(body, str) else json.dumps(body),
         headers={"content-type": "application/json"},
+        timeout=60,
         trust_env=False,
     )
     error = response.json()["error"]

@@ -46,7 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
 
 def deploy(world: LocalWorld, unit: str, **more: Any) -> list[str]:
     """As `skerry deploy UNIT` does it; what is said."""
-    what = Deploy(unit=unit, idle_s=30, ready_s=30, **more)
+    what = Deploy(unit=unit, idle_s=60, ready_s=60, **more)
     return list(asked(what, world.world.state))
 
 

@@ -21,7 +21,8 @@ from tests.tiny_text import write_tiny_folder
 from tests.world.faults import until
 from tests.world.scripted import CONTEXT, MODEL, ask, completion, region_status, topology
 
-IDLE_S = 1.0
+IDLE_S = 3.0
+"""Enough to ask twice in it on a machine that is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,15 @@ def test_a_request_brings_one_node_and_it_goes_when_it_is_idle(sleepy: Sleepy) -
     spent_s = time.monotonic() - asked
     assert (answer.status, answer.done, answer.error) == (200, True, None)
     assert sleepy.alive == ["one"]
-    assert until(lambda: any("one is up after" in line for line in sleepy.said), 5.0)
+    assert until(lambda: any("one is up after" in line for line in sleepy.said))
     (up,) = [line for line in sleepy.said if "one is up after" in line]
-    assert spent_s <= float(up.split()[4]) + 1.0
+    assert spent_s <= float(up.split()[4]) + 5.0, "it waited for the node, and for nothing else"
 
     again = ask(sleepy.world.edges["here"], completion("wake up", max_tokens=5))
     assert again.text == answer.text
     assert sum("starts" in line for line in sleepy.said) == 1
 
-    assert until(lambda: sleepy.alive == [] and "one is off" in sleepy.said, 5.0), sleepy.said
+    assert until(lambda: sleepy.alive == [] and "one is off" in sleepy.said), sleepy.said
     assert "one" not in sleepy.world.processes
     (wanted,) = sleepy.status["more"]["wanted"]
     assert (wanted["nodes"], wanted["why"]) == (0, "idle")

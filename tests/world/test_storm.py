@@ -71,7 +71,6 @@ def topology(source: Path) -> config.Topology:
         access=Access(anonymous="until-keys"),
         tenants=LIMITS,
         routing=config.Routing(expose_nodes=True),
-        limits=config.Limits(heartbeat_s=0.5),
     )
 
 

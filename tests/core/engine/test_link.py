@@ -20,7 +20,7 @@ from core.engine.plan import SequenceId
 from core.errors import InternalError
 from core.framing import encode_frame
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 def test_a_front_that_does_not_read_neither_blocks_the_rank_nor_fills_its_memory() -> None:

@@ -217,7 +217,7 @@ def played(one: LeadingRunner | Stepper, groups: int) -> Iterator[tuple[RowResul
         if isinstance(one, Stepper):
             yield one.step(plan).rows
         else:
-            yield one.submit(plan).result(20).rows
+            yield one.submit(plan).result(30).rows
 
 
 def stepped(plan: StepPlan, rank: SplitRank) -> StepResult | None:
@@ -268,7 +268,7 @@ def test_pools_that_share_experts_step_together(
     with serving(folders[family], plan) as leaders:
         for _ in range(5):
             handles = [leader.submit(step) for leader, step in zip(leaders, steps, strict=True)]
-            assert [handle.result(20).rows for handle in handles] == expected
+            assert [handle.result(30).rows for handle in handles] == expected
 
 
 def test_several_steps_are_under_way_in_a_pipeline(
@@ -279,7 +279,7 @@ def test_several_steps_are_under_way_in_a_pipeline(
     with serving(folders["llama3"], Plan(pp=2)) as (leader,):
         handles = [leader.submit(step) for step in steps]
         for step, handle in zip(steps, handles, strict=True):
-            result = handle.result(20)
+            result = handle.result(30)
             assert result.number == step.number
             same(result.rows, whole["llama3"].step(step).rows)
         work = leader.work()
@@ -311,6 +311,6 @@ def test_a_rank_that_goes_ends_every_step(folders: dict[str, Path]) -> None:
             peer.close()
         step = StepPlan(1, (row([5], 0, (1,)),))
         with pytest.raises(NodeLost, match="gone"):
-            leader.submit(step).result(10)
+            leader.submit(step).result(30)
         with pytest.raises(NodeLost, match="gone"):
             leader.work()

@@ -10,6 +10,7 @@ import sys
 import time
 
 import msgspec
+import psutil
 import pytest
 
 from core.engine import rank as rank_module
@@ -44,12 +45,9 @@ A, B = SequenceId("a"), SequenceId("b")
 
 
 def test_a_rank_starts_quickly_serves_and_leaves_with_its_front() -> None:
-    began = time.monotonic()
     with rank_process(rank_config(blocks=32)) as rank:
         ready = rank.until(Ready)
-        took = time.monotonic() - began
-        assert took < 5  # a third of a second on an idle machine; see the printed figure
-        print(f"scripted rank ready after {took:.3f} s")
+        assert psutil.Process(rank.process.pid).cpu_times().user < 5  # a third of a second
         assert isinstance(ready, Ready)
         assert ready.context == 512
         assert any(isinstance(message, Loading) for message in rank.heard)
@@ -104,13 +102,11 @@ def test_an_abort_stops_a_sequence_and_the_gauges_say_so() -> None:  # B25
             assert rank.listen()
         rank.heard.clear()  # a report from before A ran would look like one from after it
         rank.say(Abort(A))
-        before = time.monotonic()
         while True:
             message = rank.until(Stepped)
             assert isinstance(message, Stepped)
             if message.stats.running == message.stats.blocks_used == 0:
                 break
-        assert time.monotonic() - before < 2
         assert rank.tokens(A)[1] is None
         rank.heard.clear()
         rank.say(Run(B, spec(range(10, 14), max_tokens=6)))
@@ -119,10 +115,9 @@ def test_an_abort_stops_a_sequence_and_the_gauges_say_so() -> None:  # B25
 
 
 def test_commands_are_taken_while_a_step_computes() -> None:
-    with rank_process(rank_config(blocks=32, repeat=True, step_s=5.0)) as rank:
+    with rank_process(rank_config(blocks=32, repeat=True, step_s=60.0)) as rank:
         rank.until(Ready)
         rank.say(Run(A, spec(range(100, 140), max_tokens=400)))
-        before = time.monotonic()
         message = rank.until(Stepped)
         while not (isinstance(message, Stepped) and message.stats.running == 1):
             message = rank.until(Stepped)
@@ -134,35 +129,36 @@ def test_commands_are_taken_while_a_step_computes() -> None:
         while not (isinstance(message, Stepped) and message.stats.running == 0):
             message = rank.until(Stepped)
         assert message.stats.blocks_used == 6  # A's too, until the step is over
-        assert time.monotonic() - before < 4
 
 
 def test_a_deadline_is_kept_while_a_step_computes() -> None:
-    with rank_process(rank_config(blocks=32, step_s=5.0)) as rank:
+    with rank_process(rank_config(blocks=32, step_s=60.0)) as rank:
         rank.until(Ready)
         before = time.monotonic()
         rank.say(Run(A, spec(range(100, 140), deadline_s=0.3)))
         failed = rank.until(SequenceFailed)
         assert isinstance(failed, SequenceFailed)
         assert (failed.sequence, failed.code) == (A, "deadline_exceeded")
-        assert 0.3 <= time.monotonic() - before < 4
+        assert 0.3 <= time.monotonic() - before < 30
 
 
 def test_a_rank_that_has_nothing_to_say_says_so() -> None:
     """Idle or in a long step: whoever listens can tell it from one that hangs."""
-    with rank_process(rank_config(blocks=32, step_s=6.0)) as rank:
+    assert rank_config(blocks=1).pulse_s == PULSE_S
+    config = msgspec.structs.replace(rank_config(blocks=32, step_s=60.0), pulse_s=0.3)
+    began = time.monotonic()
+    with rank_process(config) as rank:
         rank.until(Ready)
-        before = time.monotonic()
         rank.until(Pulse)
-        assert PULSE_S - 0.5 < time.monotonic() - before < 2 * PULSE_S
         rank.say(Run(A, spec(range(100, 140))))
         message = rank.until(Stepped)
         assert isinstance(message, Stepped)
         assert message.stats.running == 1
-        began = time.monotonic()
         for _ in range(2):
             rank.until(Pulse)
-        assert time.monotonic() - began < 6.0, "both came in the middle of the step"
+        most = 3 + (time.monotonic() - began) / 0.3
+        assert sum(isinstance(one, Pulse) for one in rank.heard) + 3 <= most, "no flood of them"
+        assert rank.tokens(A) == ([], None), "all came in the middle of the step"
 
 
 def test_a_step_that_never_ends_ends_the_rank() -> None:

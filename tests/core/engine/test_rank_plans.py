@@ -28,7 +28,7 @@ from tests.core.engine.ranks import configs
 from tests.core.models.families import FAMILIES, family_folder
 from tests.core.models.tiny import prompt
 
-GONE_S = 5.0
+GONE_S = 20.0
 NAMES = [SequenceId(name) for name in "abc"]
 
 
@@ -78,7 +78,7 @@ def started(folder: Path, plan: Plan, **changes: object) -> Iterator[list[RankPr
 
 
 def ended(ranks: list[RankProcess]) -> list[int]:
-    """Their exit codes, which come within five seconds of the first."""
+    """Their exit codes, which come soon after the first."""
     began = time.monotonic()
     codes = [rank.exit_code() for rank in ranks]
     assert time.monotonic() - began < GONE_S

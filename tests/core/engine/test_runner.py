@@ -74,9 +74,9 @@ def test_who_waits_for_its_cores_while_it_measures_does_not_seem_slow(runner: To
         return StepResult(number=plan.number, rows=(), seconds=0.2)
 
     prefill, decode = measure(step, geometry, 100, lambda: worked)
-    assert (prefill, decode) == (pytest.approx(100 / 0.02), pytest.approx(1 / 0.02))
+    assert (prefill, decode) == pytest.approx((100 / 0.02, 1 / 0.02))
     prefill, decode = measure(step, geometry, 100, lambda: 1000 * worked)
-    assert (prefill, decode) == (pytest.approx(100 / 0.2), pytest.approx(1 / 0.2)), "never longer"
+    assert (prefill, decode) == pytest.approx((100 / 0.2, 1 / 0.2)), "never longer"
 
 
 def test_steps_complete_in_order_and_write_shared_memory(runner: TorchRunner) -> None:

@@ -44,7 +44,7 @@ GROUPS = (
     KVGroup(name="window", kind="window", layers=1, kv_heads=1, head_dim=8, dtype="float32"),
 )
 GEOMETRY = KVGeometry(groups=GROUPS, blocks=(64, 64))
-WAIT_S = 10.0
+WAIT_S = 30.0
 STREAMS = "tcp, 3 streams"
 KINDS = ["memory", TCP, STREAMS, TCP_TLS, SHARED_MEMORY, MOONCAKE]
 

@@ -65,7 +65,7 @@ def test_a_caller_who_leaves_does_not_stop_what_is_begun(tmp_path: Path) -> None
 
     def slow(what: Ask, tell: Tell) -> None:
         tell(Said("begun"))
-        assert gone.wait(10)
+        assert gone.wait(30)
         for _ in range(100):
             tell(Said("on"))
         ended.set()
@@ -75,7 +75,7 @@ def test_a_caller_who_leaves_does_not_stop_what_is_begun(tmp_path: Path) -> None
         assert next(told) == Said("begun")
         del told
         gone.set()
-        assert ended.wait(10)
+        assert ended.wait(30)
 
 
 def test_without_room_for_a_caller_it_pauses_and_goes_on(

@@ -18,7 +18,7 @@ from core.types import Role
 from deploy.fleet import WorldEnds
 from deploy.rollout.act import RolledBack, roll_out
 from deploy.rollout.back import way_back
-from deploy.rollout.plan import Ran, Standing, Wish, has_stand_in, names_in, plan
+from deploy.rollout.plan import Ran, Standing, Wish, names_in, plan
 from deploy.rollout.steps import (
     Beside,
     Heard,
@@ -276,22 +276,6 @@ def test_wishes_that_cannot_be(
 def test_a_canary_needs_somebody_to_compare_with() -> None:
     with pytest.raises(ConfigError, match="needs another region"):
         plan(wish(TWO, "eu", again=True, canary=10), ALONE)
-
-
-@pytest.mark.parametrize(
-    ("world", "serving", "stands"),
-    [
-        (TWO, {"eu", "us"}, True),
-        (TWO, {"eu"}, False),
-        (topology(TWO.regions[0], region("us", *SPLIT, model="other")), {"eu", "us"}, False),
-        (topology(TWO.regions[0], region("us", ("r", Role.PREFILL))), {"eu", "us"}, False),
-        (replace(TWO, residency={"bank": ("eu",)}), {"eu", "us"}, False),
-        (replace(TWO, residency={"bank": ("us",)}), {"eu", "us"}, True),
-        (replace(TWO, residency={"bank": ("eu", "us")}), {"eu", "us"}, True),
-    ],
-)
-def test_who_stands_in(world: Topology, serving: set[str], stands: bool) -> None:
-    assert has_stand_in(world.regions[0], world, serving) is stands
 
 
 class Broken:

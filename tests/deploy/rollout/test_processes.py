@@ -31,8 +31,8 @@ VIEW = EdgeView(
 )
 
 
-def cells(seen: list[Seen]) -> dict[str, list[str]]:
-    rows = [line.split("  ") for line in process_lines(VIEW, seen)]
+def cells(seen: list[Seen], *silent: str) -> dict[str, list[str]]:
+    rows = [line.split("  ") for line in process_lines(VIEW, seen, silent)]
     return {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
 
 
@@ -45,13 +45,28 @@ def test_from_afar_there_is_what_an_edge_knows() -> None:
     assert rows["eu-a"][2] == "2.0"
 
 
-def test_here_the_launcher_says_more() -> None:
-    def seen(name: str, kind: str, up_s: float, ended: str = "") -> Seen:
-        return Seen(
-            name=name, kind=kind, pid=7, release="3.0", folder="/src/next", up_s=up_s,
-            topology="/run/topology-2.toml", ended=ended,
-        )  # fmt: skip
+def seen(name: str, kind: str, up_s: float, ended: str = "") -> Seen:
+    return Seen(
+        name=name, kind=kind, pid=7, release="3.0", folder="/src/next", up_s=up_s,
+        topology="/run/topology-2.toml", ended=ended,
+    )  # fmt: skip
 
+
+def test_who_does_not_answer_is_not_up_though_it_runs() -> None:
+    here = [
+        seen("nyc", "edge", 9.0), seen("sfo", "edge", 9.0, "signal 9"), seen("eu", "router", 9.0),
+        seen("eu.2", "router", 9.0), seen("eu.3", "router", 9.0),
+    ]  # fmt: skip
+    rows = cells(here, "nyc", "sfo", "eu", "eu.2", "us")
+    assert [rows[name][1] for name in ("ams", "nyc", "sfo")] == [
+        "up", "does not answer", "down, signal 9",
+    ]  # fmt: skip
+    assert [rows[name][1] for name in ("eu", "eu.2", "eu.3", "us")] == [
+        "does not answer", "does not answer", "up", "does not answer",
+    ]  # fmt: skip
+
+
+def test_here_the_launcher_says_more() -> None:
     rows = cells(
         [
             seen("ams", "edge", 3.0),

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.deploy.ssh import systemd_standin
 from tests.servers import needed
 
-START_S = 10.0
+START_S = 30.0
 
 
 @dataclass

@@ -76,7 +76,7 @@ async def held(folder: Path, name: str = "first") -> AsyncIterator[Held]:
             yield edge
             if not task.done():
                 os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await task
     finally:
         os.chdir(before)
@@ -100,7 +100,7 @@ class Line:
         return await self.read()
 
     async def read(self) -> Said:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             said: Said = json.loads(await self._reader.readline())
         return said
 
@@ -138,7 +138,7 @@ def test_one_that_nobody_keeps_ends_and_the_first_goes_on(tmp_path: Path) -> Non
             said = await line.ask(command=edge.command("second"))
             await line.close()
             pid = int(str(said["pid"]))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while Path(f"/proc/{pid}").exists():
                     await asyncio.sleep(0.01)
             assert {await edge.ask() for _ in range(5)} == {"first"}
@@ -186,7 +186,7 @@ def test_an_edge_that_dies_comes_back_to_those_who_wait_in_the_socket(tmp_path: 
 def test_an_edge_that_refuses_its_configuration_is_not_started_again(tmp_path: Path) -> None:
     async def scene() -> None:
         async with held(tmp_path, "refuses") as edge:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 assert await edge.task == CONFIG_EXIT
 
     asyncio.run(scene())

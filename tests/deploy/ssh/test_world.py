@@ -61,7 +61,7 @@ class Far:
         certs.init(world, 2, lambda _: None)
         wheelhouse = more.pop("wheelhouse", self.wheels)
         assert isinstance(wheelhouse, Path)
-        ask = Ask(unit, wheelhouse, idle_s=30, ready_s=20, **more)  # type: ignore[arg-type]
+        ask = Ask(unit, wheelhouse, idle_s=60, ready_s=60, **more)  # type: ignore[arg-type]
         start = len(self.said)
         deploy_over_ssh(world, ask, self.folder / "cache", self.said.append)
         self.given = given
@@ -79,7 +79,7 @@ class Far:
         return path.read_text(encoding="utf-8")
 
     def edge_pid(self) -> int:
-        answer = httpx.get(f"{self.edges['nyc']}/status", trust_env=False)
+        answer = httpx.get(f"{self.edges['nyc']}/status", trust_env=False, timeout=30)
         return int(answer.json()["workers"][0]["pid"])
 
 
@@ -284,8 +284,10 @@ def test_keys_that_are_made_here_are_good_there_by_the_command_itself(far: Far) 
     assert done.stdout.endswith("\nnyc runs on alpha\n")
     url = f"{far.edges['nyc']}/v1/models"
     known = {"authorization": f"Bearer {key}"}
-    assert until(lambda: httpx.get(url, headers=known, trust_env=False).status_code == 200)
-    assert until(lambda: httpx.get(url, trust_env=False).status_code == 401)
+    assert until(
+        lambda: httpx.get(url, headers=known, trust_env=False, timeout=30).status_code == 200
+    )
+    assert until(lambda: httpx.get(url, trust_env=False, timeout=30).status_code == 401)
 
 
 @pytest.mark.soak

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from deploy.commands import app
 from deploy.worker.fleet import Admin, Fleet, FleetError
-from edge.workers.admin_pages import Activate, EdgePage, Staged
+from edge.workers.admin_pages import Activate, EdgePage, Row, Rows, Staged
 
 PAGE = EdgePage(edge="e", url="http://e", version="1", domain="localhost", languages=())
 
@@ -23,6 +27,7 @@ class Edge:
     version: str = "v1"
     fails: tuple[str, str] = ("", "")
     down: bool = False
+    has: tuple[str, ...] = ("w",)
     lost: str = ""  # the method after which it answers no more
     served: bool = False
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -40,7 +45,10 @@ class Edge:
         path = request.url.path.removeprefix("/admin/v1")
         if path == "/edge":
             return httpx.Response(200, content=msgspec.json.encode(PAGE))
-        what = (request.method, path.removeprefix("/workers/w"))
+        if path == "/workers":
+            rows = [Row(name=name, tenant="t", version="v1", at=0) for name in self.has]
+            return httpx.Response(200, content=msgspec.json.encode(Rows(rows)))
+        what = (request.method, path.removeprefix("/workers/w") or "/all")
         self.asked.append(what)
         if self.lost == request.method and what[1].split("/")[1] == "active":
             self.down = True
@@ -126,3 +134,43 @@ def test_edges_that_differ_want_a_version_to_be_named() -> None:
     with pytest.raises(FleetError, match="a: v1, b: v2"):
         Fleet([one.admin() for one in edges]).rollback("w", None)
     assert all(part != "active" for edge in edges for _, part in short(edge))
+
+
+def test_a_worker_that_only_some_edges_have_is_deleted_there() -> None:
+    edges = [Edge("a", has=()), Edge("b"), Edge("c", has=("v", "w"))]
+    Fleet([one.admin() for one in edges]).delete("w")
+    assert [one.asked for one in edges] == [[], [("DELETE", "/all")], [("DELETE", "/all")]]
+
+
+def test_an_unknown_worker_has_the_nearest_before_anybody_is_asked_to_delete() -> None:
+    edges = [Edge("a", has=("hello", "w")), Edge("b", has=("hello",))]
+    fleet = Fleet([one.admin() for one in edges])
+    with pytest.raises(FleetError, match=r"no Worker is named 'helo'; did you mean 'hello'\?"):
+        fleet.delete("helo")
+    with pytest.raises(FleetError, match=r"no Worker is named 'xyz'; there are: hello, w$"):
+        fleet.delete("xyz")
+    assert not any(one.asked for one in edges)
+    edges[1].down = True
+    with pytest.raises(FleetError, match="'b' does not answer"):
+        fleet.homes("helo")
+
+
+@pytest.mark.parametrize("words", ["delete helo", "secret put KEY --name helo"])
+def test_nobody_is_asked_about_a_worker_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("asked before it was looked up")
+
+    @contextmanager
+    def fleet_of(_: object) -> Iterator[Fleet]:
+        yield Fleet([Edge("a", has=("hello",)).admin()])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("deploy.worker.act.fleet_of", fleet_of)
+    monkeypatch.setattr("typer.confirm", asked)
+    monkeypatch.setattr("typer.prompt", asked)
+    monkeypatch.setattr("deploy.worker.commands.is_terminal", lambda: True)
+    said = CliRunner().invoke(app, ["worker", *words.split(), "-t", "two-regions"])
+    assert isinstance(said.exception, FleetError)
+    assert "did you mean 'hello'?" in str(said.exception)

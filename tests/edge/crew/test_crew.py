@@ -37,7 +37,7 @@ class Lines:
         self._thread.start()
 
     def until(self, fits: Callable[[str], bool]) -> str:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while True:
             line = self._lines.get(timeout=max(0.01, end - time.monotonic()))
             self.seen.append(line)
@@ -45,7 +45,7 @@ class Lines:
                 return line
 
     def rest(self) -> str:
-        self._thread.join(10)
+        self._thread.join(30)
         while not self._lines.empty():
             self.seen.append(self._lines.get())
         return "".join(self.seen)
@@ -78,14 +78,14 @@ def crew(folder: Path, region: str, listen: str = "127.0.0.1:0") -> Iterator[sub
 
 
 def get(url: str) -> httpx.Response:
-    return httpx.get(url, timeout=30, trust_env=False)
+    return httpx.get(url, timeout=60, trust_env=False, verify=False)
 
 
 def until(
     ask: Callable[[], httpx.Response], fits: Callable[[httpx.Response], bool]
 ) -> httpx.Response:
     """A worker that is too busy to answer another is left out of a page: asked again."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not fits(answer := ask()):
         assert time.monotonic() < end, answer.text
     return answer
@@ -105,7 +105,7 @@ def _ready(lines: Lines) -> str:
 def test_several_workers_are_one_edge(tmp_path: Path) -> None:
     """One port, one page of metrics, one status; a dead worker comes back; the end is in order."""
     with (
-        served(FakeRegion("eu", script=saying("a", "b"), beat_s=0.5)) as region,
+        served(FakeRegion("eu", script=saying("a", "b"))) as region,
         crew(tmp_path, region) as process,
     ):
         lines = Lines(process)
@@ -117,7 +117,9 @@ def test_several_workers_are_one_edge(tmp_path: Path) -> None:
 
         ids = []
         for _ in range(12):  # a connection each: the kernel spreads them
-            answer = httpx.post(f"{base}/v1/chat/completions", json=chat(), trust_env=False)
+            answer = httpx.post(
+                f"{base}/v1/chat/completions", json=chat(), trust_env=False, timeout=60
+            )
             assert answer.status_code == 200
             ids.append(answer.headers["x-request-id"])
         told_by = set()
@@ -142,7 +144,7 @@ def test_several_workers_are_one_edge(tmp_path: Path) -> None:
         assert victim not in [one["pid"] for one in all_workers(base)]
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
         said = lines.rest()
         assert said.count("edge stopped") == WORKERS + 1
         assert SECRET not in said
@@ -156,7 +158,7 @@ def test_workers_end_with_their_supervisor(tmp_path: Path) -> None:
         workers = all_workers(base)
         process.kill()
         process.wait()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while any(Path(f"/proc/{one['pid']}/stat").exists() for one in workers):
             assert time.monotonic() < end, "a worker outlived its supervisor"
             time.sleep(0.05)
@@ -169,7 +171,7 @@ def test_an_address_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         holder.listen()
         taken = f"127.0.0.1:{holder.getsockname()[1]}"
         with crew(tmp_path, "127.0.0.1:1", taken) as process:
-            assert process.wait(20) == 2
+            assert process.wait(60) == 2
             assert process.stderr is not None
             assert process.stderr.read() == (
                 f"edge here: {taken} cannot be listened on: Address already in use\n"

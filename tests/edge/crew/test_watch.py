@@ -68,7 +68,7 @@ def _lines(path: Path) -> list[int]:
 
 async def _until(path: Path, count: int, pid: int | None = None) -> list[int]:
     """The pids in `path` once there are `count`, of `pid` where it is given."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             lines = [one for one in _lines(path) if pid in (None, one)]
             if len(lines) >= count:

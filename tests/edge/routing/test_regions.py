@@ -67,7 +67,7 @@ async def test_freshness_epochs_and_cuts(tmp_path: Path) -> None:
         await told(None)
         assert not regions.view()[0].fresh
         eu.frames.put_nowait(status_of("eu", sequence=3, epoch="e2"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not regions.view()[0].fresh:
                 clock.now += 0.05  # lost twice in a minute: it must be heard for a while
                 await asyncio.sleep(0.01)
@@ -93,7 +93,7 @@ async def test_round_trips_are_measured_not_only_written_down(tmp_path: Path) ->
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(regions.run())
         seen: list[float] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while 0.2 not in seen:
                 await asyncio.sleep(0.005)
                 seen.append(regions.view()[0].round_trip_s)

@@ -66,7 +66,7 @@ class Process:
 
     def caller(self, certificate: bytes) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            base_url=self.url, verify=trusting(certificate), trust_env=False, timeout=20
+            base_url=self.url, verify=trusting(certificate), trust_env=False, timeout=60
         )
 
     async def shown(self) -> bytes:
@@ -76,7 +76,7 @@ class Process:
 
     async def logged(self, what: str) -> str:
         """The log, once `what` stands in it."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while what not in (text := self.log.read_text()):
                 await asyncio.sleep(0.05)
         return text
@@ -110,13 +110,13 @@ async def https_edge(file: Path, certificate: bytes) -> AsyncIterator[Process]:
     running = start(file)
     try:
         log = folder / "log"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while "edge ready address=https://" not in (text := log.read_text()):
                 assert running.poll() is None, text
                 await asyncio.sleep(0.05)
         port = int(text.split("address=https://127.0.0.1:")[1].split()[0])
         process = Process(folder, port, running, log)
-        async with process.caller(certificate) as http, asyncio.timeout(10):
+        async with process.caller(certificate) as http, asyncio.timeout(30):
             while (await http.get("/status")).json()["regions"][0]["state"] != "fresh":
                 await asyncio.sleep(0.02)
         yield process

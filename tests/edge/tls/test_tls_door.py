@@ -42,7 +42,7 @@ async def test_without_room_it_rests_and_goes_on(
     certificate, context = pair
     listener = Failing.on_loopback(errno.EMFILE, times=1)
     port = listener.getsockname()[1]
-    door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
+    door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=60)
     loop = asyncio.get_running_loop()
     began = loop.time()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(certificate))
@@ -63,7 +63,7 @@ async def test_closed_while_it_rests_it_stays_closed(pair: tuple[bytes, ssl.SSLC
     _, context = pair
     listener = Failing.on_loopback(errno.EMFILE, times=2)
     number = listener.fileno()
-    door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
+    door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=60)
     door.take_in()  # no room: it rests
     door.take_in()  # the same once more
     door.close()
@@ -79,7 +79,7 @@ async def test_who_waits_in_the_queue_is_taken_in_before_it_closes(
     certificate, context = pair
     listener = socket.create_server(("127.0.0.1", 0))
     with socket.create_connection(listener.getsockname()) as waiting:
-        door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
+        door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=60)
         assert door.shaking == 0
         door.take_in()
         door.close()
@@ -101,7 +101,7 @@ async def test_one_who_has_gone_does_not_keep_the_others_out(
     _, context = pair
     listener = Failing.on_loopback(errno.ECONNABORTED, times=1)
     with socket.create_connection(listener.getsockname()):
-        door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=5)
+        door = TlsDoor(listener, Echo, context=lambda: context, handshake_s=60)
         door.take_in()
         assert door.shaking == 1
         await asyncio.sleep(0)

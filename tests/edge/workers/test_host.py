@@ -85,7 +85,7 @@ def tenant_of(table: Table) -> str:
 
 async def up(host: Host, *, wanted: bool = True) -> None:
     """Wait until the host says that the process is there, or is not."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while (host.row("w").pid is not None) is not wanted:
             await asyncio.sleep(0.01)
 

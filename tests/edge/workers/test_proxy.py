@@ -52,7 +52,7 @@ async def passing(
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False
+            base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
         ) as client:
             yield client
     finally:
@@ -176,7 +176,7 @@ async def test_pieces_come_as_they_are_made_and_a_caller_that_leaves_is_told(
             assert await anext(pieces) == b"one"
             go.set()
             assert await anext(pieces) == b"two"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await left.wait()
 
 
@@ -196,7 +196,7 @@ async def test_a_caller_that_leaves_early_is_told_too(folder: Path) -> None:
         asking = asyncio.create_task(client.post("/w/w/", content=b"x"))
         await asked.wait()
         asking.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await left.wait()
         assert asking.cancelled()
 
@@ -230,7 +230,7 @@ async def test_what_goes_wrong_is_named(folder: Path) -> None:
         assert "threw E: private" in (await client.get("/w/w/threw")).text
         asked.clear()
         running = [asyncio.create_task(client.get("/w/w/late")) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(asked) < 2:
                 await asyncio.sleep(0.01)
         refused = await client.get("/w/w/late")

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import socket
-import time
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -78,35 +78,32 @@ async def end(table: Table) -> None:
         await ask(table, "/loop")
 
 
-async def test_it_rests_is_shown_and_is_asked_again(folder: Path) -> None:
-    limits = Workers(turn_s=0.3, rest_s=2.0)
+async def test_it_rests_and_all_who_ask_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.workers.unit.Rests", partial(Rests, first_s=60.0))
+    limits = Workers(turn_s=0.3, rest_s=60.0)
     async with hosting(folder, limits) as (host, table):
         await serve(host, "one", crons=("* * * * *",))
         await end(table)
         assert await ask(table) == "one -", "once is forgiven"
         await up(host)
         await end(table)
-        began = time.monotonic()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (rest := rest_of(table)) is None:
                 await asyncio.sleep(0.01)
         assert (rest.cause, rest.ends) == ("loop", 2)
-        assert 0 < host.row("w").rests_s <= 1.0
+        assert 0 < host.row("w").rests_s <= 60.0
         assert host.row("w").rests_for == "held its thread for too long, 2 times in a row"
         status, after, message = await refused(table)
-        assert (status, after) == (503, "1")
+        assert (status, 0 < int(after) <= 60) == (503, True)
+        assert rest_of(table) == rest, "told at once, not when it is over"
         assert "the Worker 'w' rests, since it held its thread for too long 2 times" in message
-        assert time.monotonic() - began < 0.9, "at once, not when it is over"
         ((unit, cron, book),) = host.crons()
         assert not await trigger(unit, cron.text, 0, book)
         told = [line.message for line in book.last(100) if line.level == "host"]
-        assert any("it rests for 1 s" in line for line in told)
+        assert any("it rests for 60 s" in line for line in told)
         assert any("the timer" in line and "rests" in line for line in told)
-        async with asyncio.timeout(10):
-            while rest_of(table) is not None:
-                await asyncio.sleep(0.01)
-        assert await ask(table) == "one -"
-        assert (host.row("w").rests_s, host.row("w").rests_for) == (0.0, "")
 
 
 async def test_what_is_deployed_begins_anew(folder: Path) -> None:
@@ -114,7 +111,7 @@ async def test_what_is_deployed_begins_anew(folder: Path) -> None:
         await serve(host, "one")
         await end(table)
         await end(table)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not host.row("w").rests_s:
                 await asyncio.sleep(0.01)
         await serve(host, "two")
@@ -131,7 +128,7 @@ async def test_no_room_for_a_caller_ends_no_rest(folder: Path) -> None:
         away = asyncio.create_task(turn_away(listener, 30.0, lambda: WorkerResting("it rests")))
         reader, writer = await asyncio.open_unix_connection(str(folder / "w.sock"))
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert (await reader.readline()).startswith(b"HTTP/1.1 503")
         writer.close()
         away.cancel()
@@ -149,15 +146,16 @@ async def test_a_table_that_cannot_be_written_ends_no_worker(folder: Path) -> No
         place.rename(kept)
         place.mkdir()  # in its way: no file takes its place
         await end(table)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not host.row("w").rests_for:
                 await asyncio.sleep(0.01)
             while host.row("w").rests_for:
                 await asyncio.sleep(0.01)
         place.rmdir()
         kept.rename(place)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await ask(table) == "one -"
+        assert (host.row("w").rests_s, host.row("w").rests_for) == (0.0, "")
         assert [one.name for one in folder.glob("table.json*")] == ["table.json"]
 
 
@@ -180,7 +178,7 @@ async def test_a_machine_that_is_full_for_a_moment_ends_no_worker(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         await up(host, wanted=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await ask(table) == "one -"
         assert tries == 2
         assert host.row("w").rests_for == "", "no fault of its own"

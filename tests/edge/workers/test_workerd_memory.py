@@ -28,7 +28,7 @@ class Line(http.client.HTTPConnection):
     """To a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("worker", timeout=20)
+        super().__init__("worker", timeout=60)
         self._path = path
 
     def connect(self) -> None:

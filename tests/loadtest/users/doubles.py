@@ -80,9 +80,9 @@ def server() -> Iterator[str]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(30)
     try:
         yield address[0]
     finally:
         loop.call_soon_threadsafe(ending.set)
-        thread.join(10)
+        thread.join(30)

@@ -19,7 +19,7 @@ from core.types import (
 )
 from regional.pb import node_pb2 as pb
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 @dataclass

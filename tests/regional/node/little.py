@@ -39,7 +39,7 @@ from tests.regional.node.engine_rank import EngineRank, rank_config
 from tests.regional.node.fakes import CONTEXT, VOCAB, FakeText
 from tests.regional.node.little_parts import Forced, Steps
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 class CountedCarrier:

@@ -48,7 +48,7 @@ async def hand_over(
 async def receiving(writer: FakeNode) -> Arrival:
     """The one transfer of a node, once its sender is connected."""
     arrivals = writer.landing.awaited._arrivals  # type: ignore[attr-defined] # there is no public view
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not arrivals or next(iter(arrivals.values())).incoming.phase is Phase.RESERVED:
             await asyncio.sleep(0)
     arrival: Arrival = next(iter(arrivals.values()))

@@ -155,7 +155,7 @@ class Peer:
 
     async def hear(self) -> Any:  # JSON
         assert self.process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             line = await self.process.stdout.readline()
         assert line, "the peer has ended"
         return msgspec.json.decode(line)

@@ -108,6 +108,6 @@ def in_world(
     asyncio.run(go())
 
 
-async def ended(process: asyncio.subprocess.Process, *, seconds: float = 5.0) -> int:
+async def ended(process: asyncio.subprocess.Process, *, seconds: float = 30.0) -> int:
     async with asyncio.timeout(seconds):
         return await process.wait()

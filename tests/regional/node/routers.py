@@ -57,7 +57,7 @@ class FakeRouter:
             del self.nodes[session.name]
         self._news.set()
 
-    async def until(self, ready: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    async def until(self, ready: Callable[[], bool], *, seconds: float = 30.0) -> None:
         async with asyncio.timeout(seconds):
             while not ready():
                 self._news.clear()

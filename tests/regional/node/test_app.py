@@ -103,7 +103,7 @@ def test_a_killed_rank_ends_the_front_with_one_line(tmp_path: Path) -> None:
             fault = fault_of(await desk.ended("a.1"))
             assert (fault.code, fault.retryable) == ("node_lost", True)
             assert await ended(front) == 1
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             assert desk.of("leaving")
         lines = [line for line in world.log("writer").splitlines() if "SIGKILL" in line]
         assert len(lines) == 1
@@ -118,7 +118,7 @@ def test_a_killed_front_takes_its_rank_along(tmp_path: Path) -> None:
             rank = await rank_of(front)
             front.send_signal(signal.SIGKILL)
             await ended(front)
-            psutil.wait_procs([rank], timeout=5)
+            psutil.wait_procs([rank], timeout=30)
             assert not rank.is_running()
 
     in_world(test, tmp_path)
@@ -170,7 +170,7 @@ def test_an_idle_node_stops_at_once_also_without_a_router(tmp_path: Path) -> Non
     async def test(world: World) -> None:
         world.router.address = "127.0.0.1:1"
         async with world.process("writer") as front:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 while "router at" not in world.log("writer"):
                     await asyncio.sleep(0.02)
             front.terminate()
@@ -192,7 +192,7 @@ def test_what_the_operator_got_wrong_is_one_line_and_status_2(
 ) -> None:
     async def test(world: World) -> None:
         async with world.process("writer") as front:
-            assert await ended(front, seconds=20) == 2
+            assert await ended(front) == 2
         last = world.log("writer").splitlines()[-1]
         assert last.startswith("node writer: ")
         assert says in last

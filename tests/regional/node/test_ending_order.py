@@ -120,7 +120,7 @@ def test_the_carrier_is_closed_before_the_rank_hears_of_the_end(
         ends = tuple(endpoints(memory.geometries, "there:1", fill))
         ticket = Ticket(new_ticket_id(), 1, 30.0, ends)
         way = Way(log, refuses=how == "refused", silent=how == "cancelled")
-        async with asyncio.TaskGroup() as tasks, asyncio.timeout(5.0):
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(30):
             job = make(Sending(Listed(log), memory, way, MODEL, time.monotonic), ticket, tasks)
             running = asyncio.create_task(job.run(5.0))
             await way.finishing.wait()

@@ -19,7 +19,7 @@ LEASE_S = 0.6
 
 
 async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not ready():
             await asyncio.sleep(0.001)
 

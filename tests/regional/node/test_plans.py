@@ -95,7 +95,7 @@ def test_one_of_several_ranks_dies(tmp_path: Path, number: signal.Signals) -> No
             fault = fault_of(await desk.ended("a.1"))
             assert (fault.code, fault.retryable) == ("node_lost", True)
             assert await ended(front) == 1
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             assert desk.of("leaving")
             assert not any(map(psutil.pid_exists, pids))
         lines = [line for line in world.log("writer").splitlines() if "rank 1 of node" in line]
@@ -114,7 +114,7 @@ def test_a_killed_front_takes_all_ranks_along(tmp_path: Path) -> None:
             assert len(children) == 3
             front.kill()
             await ended(front)
-            _, alive = psutil.wait_procs(children, timeout=5)
+            _, alive = psutil.wait_procs(children, timeout=30)
             assert not alive
 
     in_world(test, tmp_path, scripted=SCRIPTED, writer="parallel = { tp = 3 }")
@@ -133,7 +133,7 @@ def test_a_plan_that_does_not_divide_is_one_line_and_status_2(
 ) -> None:
     async def test(world: World) -> None:
         async with world.process("writer") as front:
-            assert await ended(front, seconds=20) == 2
+            assert await ended(front) == 2
         (line,) = world.log("writer").splitlines()
         assert says in line
 

@@ -35,7 +35,7 @@ class User:
 
     async def joined(self, times: int = 1) -> None:
         """Until this end knows of the session too: the router knows before."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.opened < times:
                 await asyncio.sleep(0.005)
 
@@ -106,7 +106,7 @@ def test_a_restarted_router_is_joined_again(free_port: int) -> None:  # B26
             for round_ in range(1, 4):
                 async with fake_router(address):
                     await user.joined(round_)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while user.closed < round_:
                         await asyncio.sleep(0.01)
             assert (user.opened, user.closed) == (3, 3)
@@ -155,7 +155,7 @@ def test_a_router_that_refuses_is_asked_again_slowly_or_soon(
 ) -> None:
     async def go() -> None:
         async with fake_router() as router, dialling(router.address, User(), secret=b"wrong"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while "forbidden" not in caplog.text:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)  # usual retries would have come by now
@@ -199,3 +199,22 @@ def test_a_goodbye_is_written_before_it_returns() -> None:
             assert desk.of("leaving")[0].leaving.reason == "stopped"
 
     asyncio.run(go())
+
+
+def test_a_router_that_hangs_up_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """A world ends: its routers and nodes are told at the same moment."""
+
+    async def go() -> None:
+        user = User()
+        async with fake_router() as router, dialling(router.address, user) as session:
+            await user.joined()
+            outbox = user.outbox
+            assert outbox is not None
+            for number in range(500):
+                outbox.send(pb.NodeMessage(failed=pb.Failed(attempt_id=str(number))))
+            (await router.node("n")).session.end("the router stops")
+            await session.leave("stopped", timeout_s=5.0)
+            assert user.closed == 1
+
+    asyncio.run(go())
+    assert "leaving without a word" not in caplog.text

@@ -54,7 +54,7 @@ def test_a_source_that_wakes_after_its_lease_writes_nothing(kind: str) -> None:
                 assert await source.ask(f"open {msgspec.json.encode(ticket).decode()}") == ""
                 assert await source.ask("send 0 4") == ""
                 source.say("send 4 24")
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(30):
                     while (share.first_missing or 0) < 4:
                         await asyncio.sleep(0)
                     os.kill(source.process.pid, signal.SIGSTOP)
@@ -90,7 +90,7 @@ def test_a_receiver_that_wakes_never_takes_what_was_reused(kind: str) -> None:
             source.say(f"send 0 {BLOCKS}")
             source.say("finish")
             process = psutil.Process(receiver.process.pid)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 while process.status() != psutil.STATUS_STOPPED:
                     await asyncio.sleep(0.005)
             gave_up = [await source.hear(), await source.hear()]

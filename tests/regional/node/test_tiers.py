@@ -37,7 +37,7 @@ def shelf_of(node: LittleNode) -> Shelf:
 
 
 async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not ready():
             await asyncio.sleep(0.001)
 

@@ -72,7 +72,7 @@ def test_blocks_travel_while_later_ones_are_computed() -> None:
         reader.rank.stall_at = 64
         await hand_over(reader, writer, "a.1")
         arrival = await receiving(writer)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while arrival.incoming.received_bytes < 4 * BLOCK_BYTES:
                 await asyncio.sleep(0)
         assert arrival.incoming.received_bytes == 4 * BLOCK_BYTES

@@ -228,7 +228,7 @@ def test_an_abort_within_a_block_never_lets_its_rest_into_the_rank() -> None:
             await loop.sock_sendall(raw, head + data[:100])
             arrival = await receiving(writer)
             place = arrival.places[PieceKey(0, 0, 3)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while bytes(place[:100]) != data[:100]:
                     await asyncio.sleep(0)
             writer.say(abort("a.1"))

@@ -56,7 +56,7 @@ async def _reply(
 
 
 async def _done(here: Here, name: str = "b1") -> tuple[ItemAnswer, ...]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             reply = await _reply(here, "GET", f"queue/{name}")
             assert isinstance(reply, BatchState)

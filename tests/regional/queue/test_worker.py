@@ -68,7 +68,7 @@ class Region:
             self.changed.notify_all()
 
     async def until(self, met: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(30), self.changed:
             await self.changed.wait_for(met)
 
 
@@ -84,7 +84,7 @@ async def working(kept: KeptQueue, region: Region) -> AsyncIterator[Worker]:
 
 
 async def done(kept: KeptQueue, name: str = "b1") -> BatchState:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (state := await kept.state(name, "")) is None or state.status != "done":
             await asyncio.sleep(0.01)
     return state

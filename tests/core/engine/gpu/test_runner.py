@@ -24,7 +24,7 @@ from tests.core.engine.gpu.ahead import AheadOps
 from tests.core.models.families import FAMILIES, family_folder
 from tests.core.models.tiny import GREEDY, prompt, row
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 
 
 class Watched(HostDevice):

@@ -190,7 +190,7 @@ class Held(HostDevice):
             def wait(self) -> None:
                 if not device.gate.is_set():
                     device.waited.set()
-                assert device.gate.wait(20)
+                assert device.gate.wait(30)
 
         return Mark(time.perf_counter())
 
@@ -203,11 +203,11 @@ def test_a_step_has_ended_when_it_has_on_all_devices(late: int, folders: dict[st
         devices[late].gate.clear()
         step = StepPlan(1, (row(prompt(32), 0, (1, 2), None),))
         handle = node.leaders[0].submit(step)
-        assert devices[late].waited.wait(20)
+        assert devices[late].waited.wait(30)
         with pytest.raises(TimeoutError):
             handle.result(0.3)
         devices[late].gate.set()
-        assert handle.result(20).rows[0].error is None
+        assert handle.result(30).rows[0].error is None
 
 
 def test_each_rank_takes_its_card() -> None:
@@ -227,7 +227,7 @@ def test_a_rank_that_goes_ends_every_step(folders: dict[str, Path]) -> None:
         step = StepPlan(1, (row([5], 0, (1,)),))
         for _ in range(2):
             with pytest.raises(NodeLost, match="gone"):
-                leader.submit(step).result(10)
+                leader.submit(step).result(30)
         with pytest.raises(NodeLost, match="gone"):
             leader.work()
 

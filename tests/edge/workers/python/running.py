@@ -125,7 +125,7 @@ async def running(
                 await unit.start()
                 transport = httpx.AsyncHTTPTransport(uds=str(unit.socket))
                 async with httpx.AsyncClient(
-                    transport=transport, base_url="http://pilot.localhost", timeout=20
+                    transport=transport, base_url="http://pilot.localhost", timeout=60
                 ) as http:
                     yield Around(unit, http, book, asked)
             finally:

@@ -140,7 +140,7 @@ async def later(env):
 
 async def until(holds: Callable[[], bool]) -> None:
     """What a process says is read beside what it answers."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.01)
 
@@ -243,7 +243,7 @@ return Response(answer)
     async with running(code, edge, trusted=True) as around:
         async with around.http.stream("GET", "/") as response:
             assert await anext(response.aiter_raw()) == b"data: 1\n\n"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await left.wait()
 
 

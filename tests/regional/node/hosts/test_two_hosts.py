@@ -180,12 +180,12 @@ def test_whoever_dies_takes_the_node_down(
             if victim != "front":
                 assert fault_of(await desk.ended("a.1")).code == "node_lost"
             assert await ended(survivor) == 1
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             if number == signal.SIGSTOP:
                 os.kill(pids[victim], signal.SIGCONT)
             await asyncio.gather(ended(hosts.first), ended(hosts.second))
             ranks = [psutil.Process(one.pid) for one in join.ranks if psutil.pid_exists(one.pid)]
-            assert not psutil.wait_procs(ranks, timeout=3)[1]
+            assert not psutil.wait_procs(ranks, timeout=30)[1]
         wanted = why.format(pid=pids["rank"])
         lines = [line for line in world.log("writer").splitlines() if wanted in line]
         assert lines
