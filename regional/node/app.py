@@ -299,6 +299,8 @@ async def _take_leave(sessions: RouterSessions, reason: str, hurried: asyncio.Ta
     try:
         await asyncio.wait({leaving, hurried}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({leaving}, timeout=HURRIED_GOODBYE_S)
+        if leaving.done():
+            leaving.result()
     finally:
         leaving.cancel()
 

@@ -139,6 +139,7 @@ class RouterSession:
             return
         self._left = True
         outbox.send(pb.NodeMessage(leaving=pb.Leaving(reason=reason)))
+        outbox.closed = True  # a heartbeat after the end of writing would break the call off
         try:
             async with asyncio.timeout(timeout_s):
                 await outbox.written.wait()

@@ -75,8 +75,9 @@ async def fake_router(
     secret: bytes = SECRET,
     heartbeat_s: float = 0.05,
     credentials: Credentials | None = None,
+    router: FakeRouter | None = None,
 ) -> AsyncIterator[FakeRouter]:
-    router = FakeRouter()
+    router = router or FakeRouter()
     sessions = SessionServer(router, secret=secret, heartbeat_s=heartbeat_s)
     server = grpc.aio.server(options=server_options())
     server.add_generic_rpc_handlers((sessions.handler(),))

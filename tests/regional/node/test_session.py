@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +18,8 @@ from regional.node.ledger import Ledger
 from regional.node.seams import Outbox
 from regional.node.session import RouterSession
 from regional.pb import node_pb2 as pb
-from tests.regional.node.routers import SECRET, fake_router
+from regional.rpc import NodeSession
+from tests.regional.node.routers import SECRET, FakeRouter, fake_router
 
 
 @dataclass
@@ -218,3 +221,42 @@ def test_a_router_that_hangs_up_is_not_waited_for(caplog: pytest.LogCaptureFixtu
 
     asyncio.run(go())
     assert "leaving without a word" not in caplog.text
+
+
+def test_what_was_said_arrives_also_at_a_router_that_reads_slowly() -> None:
+    """Heartbeats go on while it reads the last words: they must not break off what is on its
+    way."""
+    said = 100
+    ready: Future[str] = Future()
+    heard: list[str] = []
+
+    class Slow(FakeRouter):
+        def received(self, session: NodeSession, message: pb.NodeMessage) -> None:
+            time.sleep(0.005)  # on a loop of its own: only this router is held up
+            heard.append(message.failed.attempt_id or str(message.WhichOneof("body")))
+
+    async def serve() -> None:
+        async with fake_router(router=Slow()) as router:
+            ready.set_result(router.address)
+            await router.until(lambda: router.ends == ["n"])
+
+    async def go() -> None:
+        user = User()
+        async with dialling(await asyncio.wrap_future(ready), user) as session:
+            await user.joined()
+            outbox = user.outbox
+            assert outbox is not None
+            for number in range(said):
+                outbox.send(pb.NodeMessage(failed=pb.Failed(attempt_id=str(number))))
+            leaving = asyncio.create_task(session.leave("stopped", timeout_s=30.0))
+            while not leaving.done():
+                session.beat()
+                await asyncio.sleep(0.001)
+            await leaving
+
+    with ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(asyncio.run, serve())
+        asyncio.run(go())
+        serving.result(30)
+    assert [one for one in heard if one.isdigit()] == [str(number) for number in range(said)]
+    assert heard[-1] == "leaving"
