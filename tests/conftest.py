@@ -1,16 +1,20 @@
 """Fixtures that every part shares: free ports, state folders, an end to every started process."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("skerry", deadline=None)  # an example's time is its neighbours' affair
 settings.load_profile("skerry")
@@ -73,14 +77,44 @@ def spawn() -> Iterator[Spawn]:
                 stream.close()
 
 
+class ByWorld(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """A file stays in one process, and so do all files that use the same running world: each is
+    started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _together(nodeid.split("::", 1)[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByWorld | None:
+    return ByWorld(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@cache
+def _together(path: str) -> str:
+    """The world of tests/world/conftest.py that the file's tests ask for; the file, if none."""
+    file = Path(__file__).parents[1] / path
+    if file.parent.name != "world":
+        return path
+    text = file.read_text(encoding="utf-8")
+    wanted = " ".join(re.findall(r"^def test_\w+\(([^)]*)\)", text, re.MULTILINE))
+    for name in ("real", "world"):
+        if f"{name}: LocalWorld" in wanted and f"def {name}(" not in text:
+            return name
+    return path
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are cores: whole worlds wait for each other most of their time."""
     return min(4, (os.cpu_count() or 1) + 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the suite (`pytest -n 2`), whole worlds come first, so that no
-    process ends long after others. A file stays together (`--dist loadfile`): what its tests share
-    is started once."""
+    """Where several processes share the suite (`pytest -n 2`), whole worlds come first, and of them
+    those that many files use, so that no process ends long after others."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        path = item.path.relative_to(config.rootpath).as_posix()
+        return "world" not in path, _together(path) == path
+
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("numprocesses", None):
-        items.sort(key=lambda item: "world" not in str(item.path))
+        items.sort(key=place)

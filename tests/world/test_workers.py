@@ -250,7 +250,7 @@ def test_what_fails_says_so_and_hurts_nobody_else(
 ) -> None:
     from deploy.worker.tail import tail
 
-    folder = project(tmp_path / "fails", FAILS, name="fails", limits={"cpu_ms": 300})
+    folder = project(tmp_path / "fails", FAILS, name="fails", limits={"cpu_ms": 1000})
     (folder / "deep.ts").write_text(
         '// one\n\nexport function deep() {\n  throw new Error("private words");\n}\n'
     )
