@@ -133,7 +133,7 @@ def test_from_one_machine_to_another(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         (("create", "--tenant", "harbor"), "no tenant is named 'harbor'; did you mean 'harbour'?"),
-        (("create", "--tenant", "anonymous"), "known: harbour, lighthouse, trial"),
+        (("create", "--tenant", "anonymous"), "known: harbour, lighthouse, trial, visitor"),
         (("revoke", "nothing"), "no key has the ID 'nothing'; `skerry keys list` shows them"),
         (("import", "/no/such/file"), "cannot be read"),
     ],
