@@ -248,7 +248,8 @@ class Answer:
         for a sequence without any output here."""
         (choice,) = self._choices
         if self._first_at is None:
-            self._computed_here = computed_tokens
+            # A hand-off brings all but the prompt's last token, which whoever goes on computes.
+            self._computed_here = max(computed_tokens, int(self.transfer.computed_tokens > 0))
         timings = self._timings(now)
         spent = Spent(
             prompt_read=self._spent.prompt_read or self._first_at is not None,

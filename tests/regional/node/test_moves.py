@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
 from core.engine import messages as m
 from core.engine.plan import SequenceId
 from core.events import Event
-from core.types import FinishReason, Sampling
+from core.types import FinishReason, GenerateRequest, Sampling
+from regional.node.answer import Answer, Transfer
 from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import answer_ids, answer_text, done_of, finish_of, start, work
 from tests.regional.node.fake_rank import END
@@ -159,3 +162,25 @@ def test_an_answer_that_its_text_ended_meanwhile_is_not_given_back() -> None:
             assert not node.desk.of("preempted")
 
     asyncio.run(test())
+
+
+class Silent:
+    """A text model that nobody asks for text."""
+
+    end_ids: frozenset[int] = frozenset()
+
+    def writer(self, *given: object, **more: object) -> None: ...
+
+
+@pytest.mark.parametrize("cached", [0, 16])
+def test_the_last_token_of_a_prompt_is_never_cached(cached: int) -> None:
+    """A hand-off brought all others, and before that one was computed the answer had to go on
+    elsewhere."""
+    request = msgspec.msgpack.decode(work(PROMPT).request, type=GenerateRequest)
+    specs = [m.SequenceSpec(token_ids=PROMPT, max_tokens=4)]
+    text: Any = Silent()
+    answer = Answer(request, specs, text, placed_at=0.0)
+    answer.transfer = Transfer(computed_tokens=len(PROMPT) - 1 - cached)
+    left = answer.left(computed_tokens=0, now=1.0)
+    again = Answer(request, specs, text, placed_at=1.0, spent=left.spent)
+    assert again.standing(2.0).usage.cached_tokens == cached
