@@ -3,7 +3,7 @@ for whoever started it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import httpx
 
 from core.config import World
 from deploy.calling import worlds_at
-from deploy.inside import client, router_url
+from deploy.inside import client, door_urls
+from deploy.ready import edge_urls
 from deploy.state import FOLDER
 
 PATIENCE_S = 5.0
@@ -28,7 +29,9 @@ def silent_at(edge: str, heard: Collection[str], root: Path = FOLDER) -> frozens
 
 def silent(world: World, heard: Collection[str] = ()) -> frozenset[str]:
     """All are asked at once. Any answer will do, also one that is a refusal."""
-    asked = {name: url for name, url in _urls(world) if name not in heard}
+    topology = world.topology
+    urls = {**edge_urls(topology), **door_urls(topology, topology.regions)}
+    asked = {name: url for name, url in urls.items() if name not in heard}
     with client(world, timeout=PATIENCE_S) as http, ThreadPoolExecutor(AT_ONCE) as pool:
 
         def answers(url: str) -> bool:
@@ -40,10 +43,3 @@ def silent(world: World, heard: Collection[str] = ()) -> frozenset[str]:
 
         found = zip(asked, pool.map(answers, asked.values()), strict=True)
         return frozenset(name for name, answered in found if not answered)
-
-
-def _urls(world: World) -> Iterator[tuple[str, str]]:
-    topology = world.topology
-    yield from ((edge.name, edge.url) for edge in topology.edges)
-    for region in topology.regions:
-        yield from ((name, router_url(topology, router.http)) for name, router in region.doors)

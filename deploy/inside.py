@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import httpx
 
-from core.config import Topology, World
+from core.config import Region, Topology, World
 from core.tls import credentials_of
 from deploy.calling import mounts
 
@@ -16,6 +16,15 @@ OPERATOR = "operator"
 
 def router_url(topology: Topology, address: str) -> str:
     return f"{'https' if topology.tls.inside else 'http'}://{address}"
+
+
+def door_urls(topology: Topology, regions: Iterable[Region]) -> dict[str, str]:
+    """Of all routers of these regions, by their names, reached as the topology says."""
+    return {
+        name: router_url(topology, router.http)
+        for region in regions
+        for name, router in region.doors
+    }
 
 
 def client(

@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.headers import SECRET_HEADER
 from core.nearest import did_you_mean
 from core.orders import ORDERS_PATH, OrderAsk, Orders
-from deploy.inside import client, router_url
+from deploy.inside import client, door_urls
 from deploy.ready import router_view
 from deploy.state import current_of
 
@@ -54,7 +54,7 @@ def part_of(topology: Topology, name: str, older: Mapping[str, str] | None = Non
         if edge.name == name:
             return Part("edge", name, (edge.url,))
     for region in topology.regions:
-        doors = tuple(router_url(topology, router.http) for _, router in region.doors)
+        doors = tuple(door_urls(topology, [region]).values())
         if region.name == name:
             return Part("region", name, doors, name)
         if older.get(name) == region.name or any(node.name == name for node in region.nodes):
@@ -113,8 +113,8 @@ def _nodes_there(world: World) -> Iterator[tuple[str, str]]:
     """The nodes that routers have, with their regions."""
     with client(world, timeout=TIMEOUT) as http:
         for region in world.topology.regions:
-            for _, router in region.doors:
-                view = router_view(http, router_url(world.topology, router.http))
+            for url in door_urls(world.topology, [region]).values():
+                view = router_view(http, url)
                 yield from ((node.name, region.name) for node in (view.nodes if view else ()))
 
 

@@ -21,7 +21,7 @@ from core.errors import ConfigError
 from core.headers import SECRET_HEADER
 from core.nearest import did_you_mean
 from core.purge import PURGE_PATH, FilesPurged, NodePurged, PurgeAsk, RegionPurged
-from deploy.inside import client, router_url
+from deploy.inside import client, door_urls
 from deploy.process import with_sources
 from deploy.state import current_of
 
@@ -78,21 +78,15 @@ def doors(world: World) -> Mapping[str, str]:
     addresses of its topology, when one of them answers. Nothing where it does not."""
     current = current_of(world.state)
     if current is not None and current.topology:  # that has the ports which were found
-        return _routers(load(Path(current.topology), state=world.state))
-    fixed = {name: url for name, url in _routers(world).items() if not url.endswith(":0")}
+        topology = load(Path(current.topology), state=world.state).topology
+        return door_urls(topology, topology.regions)
+    routers = door_urls(world.topology, world.topology.regions)
+    fixed = {name: url for name, url in routers.items() if not url.endswith(":0")}
     if any(_answers(world, url) for url in fixed.values()):
         return fixed
     if fixed:
         print(f"no router of {world.path} answers: what runs elsewhere is left", file=sys.stderr)
     return {}
-
-
-def _routers(world: World) -> dict[str, str]:
-    return {
-        name: router_url(world.topology, router.http)
-        for region in world.topology.regions
-        for name, router in region.doors
-    }
 
 
 def _answers(world: World, url: str) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from core.config import Topology
 from core.config_scale import at_first, first_nodes
 from core.status import NodeStatus, RegionMore
-from deploy.inside import router_url
+from deploy.inside import door_urls, router_url
 
 TIMEOUT_S = 2.0
 
@@ -35,11 +35,7 @@ class Probe:
         self._client = client
         self._edges = edge_urls(topology)
         self._admins = {e.name: f"http://{e.admin}" for e in topology.edges if e.admin is not None}
-        self._routers = {
-            name: router_url(topology, router.http)
-            for region in topology.regions
-            for name, router in region.doors
-        }
+        self._routers = door_urls(topology, topology.regions)
         self._nodes = {
             node.name: r.name for r in topology.regions for node in first_nodes(r, at_first(r))
         }

@@ -23,7 +23,7 @@ from core.pools import Claim, Key, Leave, Seat, State, decide
 from core.status import Wanted
 from deploy.fleet import Fleet, offspring, runs_on
 from deploy.inside import client as client_of
-from deploy.inside import router_url
+from deploy.inside import door_urls
 from deploy.process import Process, Spec
 from deploy.ready import RouterView, router_view
 
@@ -295,7 +295,7 @@ def _why(node: Node, wanted: Mapping[Key, Wanted]) -> str:
 
 def _views(client: httpx.Client, world: World, region: Region) -> list[RouterView]:
     asked = (
-        router_view(client, router_url(world.topology, router.http), timeout_s=ASK_S)
-        for _, router in region.doors
+        router_view(client, url, timeout_s=ASK_S)
+        for url in door_urls(world.topology, [region]).values()
     )
     return [view for view in asked if view is not None]

@@ -210,7 +210,7 @@ def running_topology(state: Path | None, root: Path = FOLDER) -> Path:
 
 def first_edge(root: Path = FOLDER) -> str:
     """The first edge of the first world that runs under `root`, else the usual address."""
-    return next((url for world in running(root) for url in world.edges.values()), DEFAULT_EDGE)
+    return edges_of_first(root)[0]
 
 
 def edges_of_first(root: Path = FOLDER) -> list[str]:

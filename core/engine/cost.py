@@ -15,7 +15,8 @@ _PREFILL_MEMORY_TOKENS = 4096
 _DECODE_MEMORY_STEPS = 16
 _FINE = 16
 """Sizes up to here are told apart, above it eight by eight."""
-_SHORTEST_STEP_S = 1e-6
+SHORTEST_STEP_S = 1e-6
+"""Of a step that took no time by its clock: no rate is divided by zero."""
 _SPIKE = 2.0
 """A step that took so many times what was expected says more about the machine than about steps."""
 
@@ -63,7 +64,7 @@ class StepCost:
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """A step was computed. Rests of a prompt below a block say nothing about the rate."""
-        seconds = max(seconds, _SHORTEST_STEP_S)
+        seconds = max(seconds, SHORTEST_STEP_S)
         decode = sum(len(row.token_ids) for row in plan.rows if row.decodes)
         prompt = plan.tokens - decode
         if not prompt:

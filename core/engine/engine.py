@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from core.engine.cost import StepCost
+from core.engine.cost import SHORTEST_STEP_S, StepCost
 from core.engine.drafter import Drafter
 from core.engine.guessing import Guessing
 from core.engine.intake import Limits
@@ -39,7 +39,6 @@ from core.engine.scheduler import Scheduler
 from core.kv.block_manager import BlockManager
 
 _DECODE_MEMORY_STEPS = 32
-_SHORTEST_STEP_S = 1e-6
 
 
 class DecodeRate:
@@ -52,7 +51,7 @@ class DecodeRate:
         decoding = {row.sequence for row in plan.rows if row.decodes}
         gained = sum(len(row.token_ids) for row in result.rows if row.sequence in decoding)
         if decoding:
-            rate = gained / len(decoding) / max(result.seconds, _SHORTEST_STEP_S)
+            rate = gained / len(decoding) / max(result.seconds, SHORTEST_STEP_S)
             self.tokens_per_s += (rate - self.tokens_per_s) / _DECODE_MEMORY_STEPS
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from core.engine import batch, sampler
+from core.engine.cost import SHORTEST_STEP_S
 from core.engine.grammar import Filled, Masks
 from core.engine.pending import Pending, accepted
 from core.engine.plan import Row, RowResult, SampleSpec, SequenceId, StepPlan, StepResult
@@ -23,7 +24,6 @@ from core.types import BLOCK_TOKENS
 
 _MEASURE_S = 0.2
 """Time for each of the two rates that are measured at start."""
-_LEAST_STEP_S = 1e-6
 
 
 class Stepper:
@@ -148,7 +148,7 @@ def _best(step: Callable[[StepPlan], StepResult], row: Row, worked_s: Callable[[
     for _ in range(5):
         before_s = worked_s()
         passed_s = step(StepPlan(0, (row,))).seconds
-        best = min(best, passed_s, max(_LEAST_STEP_S, worked_s() - before_s))
+        best = min(best, passed_s, max(SHORTEST_STEP_S, worked_s() - before_s))
         if time.perf_counter() > until:
             break
     return best

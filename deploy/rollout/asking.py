@@ -16,7 +16,7 @@ from core.headers import SECRET_HEADER
 from core.orders import ORDERS_PATH, TOPOLOGY_PATH, Orders, TopologyAsk
 from core.status import NodeStatus
 from deploy.fleet import WorldEnds
-from deploy.inside import router_url
+from deploy.inside import door_urls
 from deploy.orders import reason_of
 from deploy.ready import router_view
 from deploy.rollout.steps import Kind
@@ -130,7 +130,7 @@ class Asking:
 
     def _doors(self, kind: Kind, name: str) -> Mapping[str, str]:
         for region in (one for known in (self.topology, *self._before) for one in known.regions):
-            urls = {door: router_url(self.topology, router.http) for door, router in region.doors}
+            urls = door_urls(self.topology, [region])
             if kind is Kind.ROUTER and name in urls:
                 return {name: urls[name]}
             if kind is Kind.REGION and name == region.name:

@@ -88,8 +88,7 @@ def losses(unit: str, ran: Mapping[str, Topology], after: Topology) -> Iterator[
         return
     missing = ran[unit].models.keys() - after.models.keys()
     for region in after.regions:
-        known = ran[region.name].regions if region.name in ran else ()
-        nodes = (node for one in known if one.name == region.name for node in one.nodes)
+        nodes = ran[region.name].region(region.name).nodes if region.name in ran else ()
         for model in sorted({n.model for n in nodes if n.role is not Role.PREFILL} & missing):
             yield Complaint(
                 ("models",),

@@ -137,16 +137,16 @@ def has_stand_in(region: Region, before: Standing, wished: Topology) -> bool:
         for one in wished.regions
         if one.name in before.serving and one.name != region.name
     ]
-    rules = {
-        id(ran.topology): ran.topology
+    rules = [
+        ran.topology
         for name, ran in before.processes.items()
         if any(edge.name == name for edge in ran.topology.edges)
-    } or {0: wished}
+    ] or [wished]
     for model in {node.model for node in region.nodes}:
         able = {one.name for one in others if _decodes(one, model, before)}
         allowed = [
             set(names)
-            for topology in rules.values()
+            for topology in rules
             for names in _residencies(topology, model)
             if names and region.name in names
         ]

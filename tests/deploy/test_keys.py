@@ -185,6 +185,13 @@ def test_options_that_lead_to_a_world(tmp_path: Path, monkeypatch: pytest.Monkey
     assert options_for(Path("my world.toml"), "two-regions", usual) == " -t 'my world.toml'"
 
 
+def refused(words: str) -> str:
+    """What a command says that does nothing."""
+    error = CliRunner().invoke(app, words.split()).exception
+    assert isinstance(error, ConfigError)
+    return str(error)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -198,11 +205,9 @@ def test_who_asks_a_world_wants_one_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(app, words.split())
-    assert isinstance(said.exception, ConfigError)
-    assert str(said.exception) == "no world runs here; `skerry up` starts one"
-    said = CliRunner().invoke(app, [*words.split(), "--state", "x"])
-    assert str(said.exception) == "no world runs on x; `skerry up --state x` starts one"
+    assert refused(words) == "no world runs here; `skerry up` starts one"
+    said = refused(f"{words} --state x")
+    assert said == "no world runs on x; `skerry up --state x` starts one"
 
 
 def test_a_world_that_is_named_may_run_elsewhere(
@@ -224,9 +229,7 @@ def test_what_is_kept_is_said_of_which_world_where_none_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(app, words.split())
-    assert isinstance(said.exception, ConfigError)
-    assert "no world runs here, and the world 'two-regions' has no folder" in str(said.exception)
+    assert "no world runs here, and the world 'two-regions' has no folder" in refused(words)
     assert not Path(".skerry").exists()
     begun = CliRunner().invoke(app, ["certs", "init"])
     line = "no world runs here: this is the world 'two-regions' in .skerry/two-regions\n"
