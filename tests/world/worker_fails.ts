@@ -6,7 +6,7 @@ export default {
       case "/wrong": return "text";
       case "/never": return new Promise(() => {});
       case "/loop": for (;;);
-      case "/memory": { const held = []; for (;;) held.push(new Uint8Array(1e6).fill(1)); }
+      case "/memory": { const held = []; for (;;) held.push(new Uint8Array(16e6).fill(1)); }
       case "/flood": for (let i = 0; i < 3_000; i++) console.log("flood ".repeat(20));
     }
     return new Response("well");
