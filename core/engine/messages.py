@@ -200,13 +200,15 @@ class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence lost its blocks and is to go on elsewhere: this rank has forgotten it. All that it
-    generated has been reported. `computed_tokens` as in TokenOutput, for one that had no output.
+    generated has been reported. `computed_tokens` as in TokenOutput, for one that had no output;
+    `read_tokens` is how far into its prompt it came, what was cached included.
 
     With `tokens` it has not quite: `blocks[group]` hold the KV of so many, whole blocks, until
     Release."""
 
     sequence: SequenceId
     computed_tokens: int
+    read_tokens: int = 0
     tokens: int = 0
     blocks: tuple[tuple[int, ...], ...] = ()
 

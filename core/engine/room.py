@@ -182,6 +182,7 @@ class Room:
             GivenBack(
                 sequence=victim.id,
                 computed_tokens=victim.computed_prompt,
+                read_tokens=min(victim.seen, len(victim.spec.token_ids)),
                 tokens=tokens,
                 blocks=blocks,
             )

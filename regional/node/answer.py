@@ -83,7 +83,8 @@ class Transfer:
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What attempts took that were preempted. `prompt_read`: whole, so `computed_tokens`, the
-    prompt tokens that were computed for it, is final."""
+    prompt tokens that were computed for it, is final. `read_tokens`: how far into the prompt they
+    came, what was cached included."""
 
     prompt_read: bool = False
     computed_tokens: int = 0
@@ -91,6 +92,18 @@ class Spent:
     decode_s: float = 0.0
     transfer_s: float = 0.0
     kv_bytes: int = 0
+    read_tokens: int = 0
+
+    def computed_with(self, computed: int, read: int) -> int:
+        """Prompt tokens that somebody computed, each counted once, after one more attempt that
+        computed the last `computed` of the first `read`: what it found cached may be what those
+        before it had computed, and what it computed may be what they had found cached."""
+        if self.prompt_read:
+            return self.computed_tokens
+        read_before = max(self.read_tokens, self.computed_tokens)
+        cached_before, cached = read_before - self.computed_tokens, read - computed
+        further = max(0, read - max(cached, read_before))
+        return self.computed_tokens + further + max(0, min(cached_before, read) - cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +223,7 @@ class Answer:
         self._spent = spent
         self._first_at: float | None = None
         self._computed_here = 0
+        self._read_here = 0
 
     def whole(self, *, now: float) -> Chunk | None:
         """The answer's end, when all choices were whole before anything was generated here."""
@@ -228,7 +242,7 @@ class Answer:
             # the others find the prompt in the cache: it is counted once
             self._computed_here = output.computed_tokens
         if self._first_at is None:
-            self._first_at = now
+            self._first_at, self._read_here = now, self._prompt
         one = self._choices[choice]
         frames = one.absorb(output)
         delta = bool(frames)
@@ -243,13 +257,15 @@ class Answer:
             last=last,
         )
 
-    def left(self, *, computed_tokens: int, now: float) -> Left:
+    def left(self, *, now: float, computed_tokens: int = 0, read_tokens: int = 0) -> Left:
         """Where the only choice stands. `computed_tokens` is what the rank computed of the prompt,
-        for a sequence without any output here."""
+        and `read_tokens` how far it came, for a sequence without any output here."""
         (choice,) = self._choices
         if self._first_at is None:
             # A hand-off brings all but the prompt's last token, which whoever goes on computes.
-            self._computed_here = max(computed_tokens, int(self.transfer.computed_tokens > 0))
+            handed = self.transfer.computed_tokens > 0
+            self._computed_here = max(computed_tokens, int(handed))
+            self._read_here = self._prompt if handed else max(read_tokens, computed_tokens)
         timings = self._timings(now)
         spent = Spent(
             prompt_read=self._spent.prompt_read or self._first_at is not None,
@@ -258,6 +274,7 @@ class Answer:
             decode_s=timings.decode_s,
             transfer_s=timings.transfer_s,
             kv_bytes=timings.kv_bytes,
+            read_tokens=max(self._read_here, self._spent.read_tokens),
         )
         return Left(tuple(choice.token_ids), choice.chars_sent, spent)
 
@@ -283,8 +300,7 @@ class Answer:
     def _computed(self) -> int:
         """Prompt tokens that somebody computed for this request, each once."""
         here = self.transfer.computed_tokens + self._computed_here
-        spent = self._spent
-        return spent.computed_tokens if spent.prompt_read else max(here, spent.computed_tokens)
+        return self._spent.computed_with(here, max(self._read_here, here))
 
     def _done(self, now: float) -> Done:
         return Done(

@@ -118,7 +118,7 @@ class Answers:
         fails with `error`."""
         for attempt in list(self._answers.values()):
             if attempt.answer.delta_sent and attempt.specs[0].move_min_tokens:
-                self._leave(attempt, attempt.answer.left(computed_tokens=0, now=self._clock()))
+                self._leave(attempt, attempt.answer.left(now=self._clock()))
             else:
                 self._fail(attempt, error)
 
@@ -168,7 +168,11 @@ class Answers:
             return  # ended by its text, or unwanted: the rank has the Abort
         attempt, _ = known
         self._forget(attempt, message.sequence)
-        left = attempt.answer.left(computed_tokens=message.computed_tokens, now=self._clock())
+        left = attempt.answer.left(
+            computed_tokens=message.computed_tokens,
+            read_tokens=message.read_tokens,
+            now=self._clock(),
+        )
         then = partial(self._leave, attempt, left)
         if message.tokens:
             spec, output_ids = attempt.specs[0], left.token_ids

@@ -313,20 +313,22 @@ class Preempted(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., chars_sent: _Optional[int] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ...) -> None: ...
 
 class Spent(_message.Message):
-    __slots__ = ("prompt_read", "computed_tokens", "prefill_s", "decode_s", "transfer_s", "kv_bytes")
+    __slots__ = ("prompt_read", "computed_tokens", "prefill_s", "decode_s", "transfer_s", "kv_bytes", "read_tokens")
     PROMPT_READ_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_read: bool
     computed_tokens: int
     prefill_s: float
     decode_s: float
     transfer_s: float
     kv_bytes: int
-    def __init__(self, prompt_read: _Optional[bool] = ..., computed_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
+    read_tokens: int
+    def __init__(self, prompt_read: _Optional[bool] = ..., computed_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., read_tokens: _Optional[int] = ...) -> None: ...
 
 class StepOutput(_message.Message):
     __slots__ = ("sequences",)

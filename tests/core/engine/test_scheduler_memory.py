@@ -159,6 +159,19 @@ def test_what_costs_little_to_compute_again_is_not_given_back() -> None:
     assert B in of.roster
 
 
+def test_it_says_how_far_into_its_prompt_it_came() -> None:
+    """What it found in the cache counts: an answer that goes on elsewhere is charged by it."""
+    of = scheduler(blocks=7)
+    shared = range(32)
+    of.run(A, spec([*shared, 1]))
+    step(of)
+    of.run(C, spec([*shared, *range(200, 240)], move=1))
+    for _ in range(60):
+        step(of)
+    (given,) = of.take().given_back
+    assert (given.sequence, given.computed_tokens, given.read_tokens) == (C, 40, 72)
+
+
 def test_the_last_in_order_of_service_loses_its_blocks_and_the_first_goes_on() -> None:
     of = scheduler(blocks=7)
     of.run(A, spec(range(31)))

@@ -74,11 +74,15 @@ class FakeRank:
         self._drop(SequenceId(sequence))
         self.receive(m.SequenceFailed(SequenceId(sequence), code, "as the test asked"))
 
-    def give_back(self, sequence: str) -> None:
-        """As when its blocks went to another; it has computed its whole prompt by then."""
+    def give_back(self, sequence: str, *, cached: int = 0, read: int | None = None) -> None:
+        """As when its blocks went to another; by default it has computed its whole prompt by then.
+        Else it has come so far, after what it found in its cache."""
         spec = self._held[SequenceId(sequence)].spec
+        read = len(spec.token_ids) if read is None else read
         self._drop(SequenceId(sequence))
-        given = m.GivenBack(sequence=SequenceId(sequence), computed_tokens=len(spec.token_ids))
+        given = m.GivenBack(
+            sequence=SequenceId(sequence), computed_tokens=read - cached, read_tokens=read
+        )
         self.receive(m.Stepped(given_back=(given,), stats=self.stats()))
 
     def resume(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from core.engine import messages as m
 from core.engine.plan import SequenceId
 from core.events import Event
 from core.types import FinishReason, GenerateRequest, Sampling
-from regional.node.answer import Answer, Transfer
+from regional.node.answer import Answer, Spent, Transfer
 from regional.pb import node_pb2 as pb
 from tests.regional.node.desk import answer_ids, answer_text, done_of, finish_of, start, work
 from tests.regional.node.fake_rank import END
@@ -36,9 +37,9 @@ async def spoken(node: FakeNode, tokens: int, given: pb.Work) -> list[Event]:
     return node.desk.events("a.1")
 
 
-def preempted(node: FakeNode) -> pb.Preempted:
+def preempted(node: FakeNode, *, cached: int = 0, read: int | None = None) -> pb.Preempted:
     """The rank gives the answer back; what the node says of it."""
-    node.rank.give_back("a.1")
+    node.rank.give_back("a.1", cached=cached, read=read)
     (message,) = node.desk.of("preempted")
     assert node.empty, "nothing of it is left here"
     return message.preempted
@@ -115,6 +116,34 @@ def test_one_that_has_said_nothing_yet_is_given_back_too() -> None:
             assert (left.spent.prompt_read, left.spent.computed_tokens) == (False, 40)
 
     asyncio.run(test())
+
+
+def test_one_that_was_reading_its_prompt_counts_each_token_of_it_once() -> None:
+    """Usage says as cached what nobody computed for this request: not what its own first attempt
+    had left in a cache."""
+
+    async def test() -> None:
+        async with fake_node() as node:
+            node.rank.paused = True
+            node.say(start("a.1", work(PROMPT)))
+            left = preempted(node, cached=8, read=24)
+        async with fake_node() as node:
+            node.rank.cached = 1
+            node.say(start("a.1", work(PROMPT, spent=left.spent)))
+            assert done_of(await node.desk.ended("a.1")).usage.cached_tokens == 8
+
+    asyncio.run(test())
+
+
+def test_what_two_attempts_computed_is_counted_once() -> None:
+    prompt = 6
+    for cached_first, read, cached in itertools.product(range(7), repeat=3):
+        if cached_first > read or cached == prompt:
+            continue
+        before = Spent(computed_tokens=read - cached_first, read_tokens=read)
+        computed = {*range(cached_first, read), *range(cached, prompt)}
+        assert before.computed_with(prompt - cached, prompt) == len(computed)
+        assert before.computed_with(0, 0) == before.computed_tokens, "not read at all"
 
 
 def test_what_it_took_before_counts_in_the_timings() -> None:
