@@ -21,6 +21,8 @@ from deploy.state import current_of
 
 TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 POLL_S = 0.3
+AGAIN_S = 8.0
+"""A router that died is up again by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def drain(
     world = running(world)
     part = _meant(world, name)
     ask = OrderAsk(nodes={name: resting}) if part.node else OrderAsk(resting=resting)
-    give(world, part, ask)
+    give(world, part, ask, wait_s=AGAIN_S)
     if not resting:
         say(f"{part.kind} {name} takes new work again")
         return
@@ -92,7 +94,7 @@ def weigh(world: World, name: str, weight: int, *, say: Callable[[str], None]) -
     part = _meant(world, name)
     if part.kind != "region":
         raise ConfigError(f"{name!r} is {_an(part.kind)}; only regions have a weight on the ring")
-    give(world, part, OrderAsk(weight=weight))
+    give(world, part, OrderAsk(weight=weight), wait_s=AGAIN_S)
     own = world.topology.region(name).weight
     if weight:
         say(f"region {name} has the weight {weight} on every edge's ring (topology: {own})")
@@ -118,29 +120,48 @@ def _nodes_there(world: World) -> Iterator[tuple[str, str]]:
                 yield from ((node.name, region.name) for node in (view.nodes if view else ()))
 
 
-def give(world: World, part: Part, ask: OrderAsk) -> Orders:
+def give(world: World, part: Part, ask: OrderAsk, *, wait_s: float = 0.0) -> Orders:
     """To all who take orders for the part: of several routers each. Raises ConfigError."""
     with client(world, timeout=TIMEOUT) as http:
-        return give_by(http, world, part, ask)
+        return give_by(http, world, part, ask, wait_s=wait_s)
 
 
-def give_by(http: httpx.Client, world: World, part: Part, ask: OrderAsk) -> Orders:
-    """The same over a client of the caller's."""
+def give_by(
+    http: httpx.Client, world: World, part: Part, ask: OrderAsk, *, wait_s: float = 0.0
+) -> Orders:
+    """The same over a client of the caller's. Who is not reached is tried again for `wait_s`, and
+    keeps the order from nobody else."""
     headers = {SECRET_HEADER: world.secret("region").decode()}
     body = msgspec.json.encode(ask)
     orders = Orders()
-    for door in part.doors:
-        try:
-            said = http.post(f"{door}{ORDERS_PATH}", content=body, headers=headers, timeout=TIMEOUT)
-        except httpx.TransportError as error:
-            raise ConfigError(
-                f"{part.kind} {part.name} is not reached at {door}: "
-                f"{str(error) or type(error).__name__}"
-            ) from error
-        if not said.is_success:
-            raise ConfigError(f"{door}: {said.status_code} {reason_of(said)}")
-        orders = msgspec.json.decode(said.content, type=Orders)
-    return orders
+    end = time.monotonic() + wait_s
+    failed = dict.fromkeys(part.doors, "")
+    while True:
+        for door in (*failed,):
+            try:
+                said = http.post(
+                    f"{door}{ORDERS_PATH}", content=body, headers=headers, timeout=TIMEOUT
+                )
+            except httpx.TransportError as error:
+                failed[door] = str(error) or type(error).__name__
+                continue
+            if not said.is_success:
+                raise ConfigError(f"{door}: {said.status_code} {reason_of(said)}")
+            del failed[door]
+            orders = msgspec.json.decode(said.content, type=Orders)
+        if not failed:
+            return orders
+        if time.monotonic() >= end:
+            raise ConfigError(_not_reached(part, failed))
+        time.sleep(POLL_S)
+
+
+def _not_reached(part: Part, failed: Mapping[str, str]) -> str:
+    where = ", ".join(f"{door} ({why})" for door, why in failed.items())
+    said = f"{part.kind} {part.name} is not reached at {where}"
+    if len(failed) == len(part.doors):
+        return said
+    return f"{said}; its other routers have the order: give it again once that one answers"
 
 
 def wait_until_idle(world: World, part: Part, *, say: Callable[[str], None], wait_s: float) -> None:

@@ -172,9 +172,12 @@ class Asking:
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             raise ConfigError(f"router {router} does not say what is queued: {error}") from error
 
-    def tell(self, router: str, topology: Path) -> None:
-        """Have it go on with the topology in this file. Raises ConfigError with its reason."""
+    def tell(self, router: str, topology: Path, *, mute: bool = False) -> None:
+        """Have it go on with the topology in this file; one that was `mute` only where it answers
+        now. Raises ConfigError with its reason."""
         (url,) = self.doors(Kind.ROUTER, router).values()
+        if mute and not self.answers(url):
+            return
         try:
             said = self._client.post(
                 f"{url}{TOPOLOGY_PATH}",

@@ -60,8 +60,8 @@ class Attending:
     def take(self, step: Rest | Idle | Empty | Hosting | Heard | Weigh | Watch) -> None:
         """Returns when it is done. Raises ConfigError."""
         match step:
-            case Rest(Kind.NODE as kind, name, resting):
-                self._order(kind, name, OrderAsk(nodes={name: resting}))
+            case Rest(Kind.NODE as kind, name, resting, but=but):
+                self._order(kind, name, OrderAsk(nodes={name: resting}), but)
             case Rest(kind, name, resting, leaving, but):
                 self._order(kind, name, OrderAsk(resting=resting, leaving=leaving), but)
             case Idle():
@@ -76,8 +76,8 @@ class Attending:
                     self._patience.ready_s,
                     else_=lambda: f"not every edge hears region {region}",
                 )
-            case Weigh(region, weight):
-                self._order(Kind.REGION, region, OrderAsk(weight=weight))
+            case Weigh(region, weight, but):
+                self._order(Kind.REGION, region, OrderAsk(weight=weight), but)
             case Watch(region, seconds):
                 self._watch(region, seconds)
 

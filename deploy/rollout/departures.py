@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from core.config import Edge, Region, Topology
 from core.errors import ConfigError
 from deploy.rollout.arrivals import named, newcomers
-from deploy.rollout.plan import Standing, Wish, as_it_runs, has_stand_in, plan, retold
+from deploy.rollout.plan import Standing, Wish, as_it_runs, has_stand_in, mute_of, plan, retold
 from deploy.rollout.steps import Empty, Idle, Kind, Leave, Rest, Step, Stop
 
 
@@ -42,11 +42,7 @@ def depart(wish: Wish, was: Topology, before: Standing) -> list[tuple[Step, ...]
         )
     for region in regions:
         _check_stand_in(region, gone, was, wish.topology, before)
-    spoken_to = {
-        one.name: tuple(name for name, _ in one.doors if name in before.mute)
-        for one in regions
-        if one.name not in before.silent
-    }
+    spoken_to = {one.name: mute_of(one, before) for one in regions if one.name not in before.silent}
     plans: list[tuple[Step, ...]] = [
         (Rest(Kind.REGION, name, True, leaving=True, but=but), Empty(name, but))
         for name, but in spoken_to.items()

@@ -190,13 +190,20 @@ def retold(region: Region, wish: Wish, before: Standing) -> tuple[Step, ...]:
     return (*_told(region, wish, before), *_gone(region, before))
 
 
+def mute_of(region: Region, before: Standing) -> tuple[str, ...]:
+    """The routers of `region` that do not answer, which are done without."""
+    silent = region.name in before.silent
+    return tuple(name for name, _ in region.doors if silent or name in before.mute)
+
+
 def _told(
     region: Region, wish: Wish, before: Standing, but: Collection[str] = ()
 ) -> tuple[Step, ...]:
     """The routers that go on with what has changed, less those that are replaced (`but`)."""
     news = _Once(wish.topology, rereads)
+    mute = mute_of(region, before)
     return tuple(
-        Reread(name)
+        Reread(name, mute=name in mute)
         for name, _ in region.doors
         if name not in but and region.name in news.since(before.processes[name])
     )
@@ -222,6 +229,7 @@ def _found(found: Collection[str], region: Region, wish: Wish, before: Standing)
     changed = [name for name in found if name in before.processes]
     nodes = [node for node in region.nodes if node.name in changed]
     doors = [name for name in routers if name in changed]
+    mute = mute_of(region, before)
     one_by_one: list[str] = []
     alone = not has_stand_in(as_it_runs(region, before), before, wish.topology)
     if alone and wish.canary is not None:
@@ -229,42 +237,46 @@ def _found(found: Collection[str], region: Region, wish: Wish, before: Standing)
             f"a canary needs another region that can take what region {region.name} does not get"
         )
     if alone:
+        if len(routers) > 1:  # first who does not answer: until then another has all the work
+            one_by_one += [name for name in doors if name in mute]
         one_by_one += [node.name for node in nodes if _stands_in(node, region, before)]
         if len(routers) > 1:
-            one_by_one += doors
+            one_by_one += [name for name in doors if name not in mute]
     for name in one_by_one:
-        yield from _singly(name, Kind.ROUTER if name in routers else Kind.NODE, before)
+        yield from _singly(name, Kind.ROUTER if name in routers else Kind.NODE, mute, before)
     together = [name for name in (*doors, *(n.name for n in nodes)) if name not in one_by_one]
     yield from _together(region, together, fresh, wish, before)
 
 
 def _gone(region: Region, before: Standing) -> Iterator[Step]:
     """Nodes that the region had and is not to have any more."""
+    mute = mute_of(region, before)
     staying = {node.name for node in region.nodes}
     had = before.processes[region.name].topology.region(region.name).nodes
     for name in (node.name for node in had):
         if name not in staying and name in before.processes:
-            yield Rest(Kind.NODE, name, True)
-            yield Idle(Kind.NODE, name)
+            yield Rest(Kind.NODE, name, True, but=mute)
+            yield Idle(Kind.NODE, name, but=mute)
             yield Stop(name)
 
 
-def _singly(name: str, kind: Kind, before: Standing) -> Iterator[Step]:
-    yield Rest(kind, name, True)
-    yield Idle(kind, name)
+def _singly(name: str, kind: Kind, mute: tuple[str, ...], before: Standing) -> Iterator[Step]:
+    if name not in mute:
+        yield Rest(kind, name, True, but=mute)
+        yield Idle(kind, name, but=mute)
     yield Replace((name,))
-    yield Ready((name,))
-    if name not in before.resting:
-        yield Rest(kind, name, False)
+    yield Ready((name,), but=mute)
+    if name not in before.resting and name not in mute:
+        yield Rest(kind, name, False, but=mute)
 
 
 def _together(
     region: Region, names: Sequence[str], fresh: Sequence[str], wish: Wish, before: Standing
 ) -> Iterator[Step]:
-    name = region.name
+    name, mute = region.name, mute_of(region, before)
     if names:
-        yield Rest(Kind.REGION, name, True)
-        yield Idle(Kind.REGION, name)
+        yield Rest(Kind.REGION, name, True, but=mute)
+        yield Idle(Kind.REGION, name, but=mute)
         yield Replace(tuple(names))
     off = {node.name for node in region.nodes} - {
         node.name for node in first_nodes(region, at_first(region), before.resting)
@@ -272,17 +284,17 @@ def _together(
     for one in fresh:
         yield Start(one, later=one in off)
     if up := (*names, *(one for one in fresh if one not in off)):
-        yield Ready(up)
+        yield Ready(up, but=mute)
     yield Heard(name)
     own = before.weights.get(name, 0)
     if wish.canary is not None:
         full = own or region.weight
-        yield Weigh(name, max(1, round(full * wish.canary / 100)))
+        yield Weigh(name, max(1, round(full * wish.canary / 100)), but=mute)
     if names and name not in before.resting:
-        yield Rest(Kind.REGION, name, False)
+        yield Rest(Kind.REGION, name, False, but=mute)
     if wish.canary is not None:
         yield Watch(name, wish.watch_s)
-        yield Weigh(name, own)
+        yield Weigh(name, own, but=mute)
 
 
 def _stands_in(node: Node, region: Region, before: Standing) -> bool:

@@ -81,8 +81,8 @@ class LocalStage:
                 self._attending.take(step)
             case Replace(names, back):
                 self._replace(names, back=back)
-            case Reread(router, back):
-                self._reread(router, back=back)
+            case Reread():
+                self._reread(step)
             case Start(name, later):
                 self._begin(name, later=later)
             case Stop(name):
@@ -93,17 +93,18 @@ class LocalStage:
                 self._leave(edge)
             case Shelve(edge, workers, back):
                 self._shelve(edge, workers, back=back)
-            case Ready(names):
-                self._ready(names)
+            case Ready(names, but):
+                self._ready(names, but)
 
-    def _reread(self, router: str, *, back: bool) -> None:
-        making = (self._before if back else self._after)[router]
+    def _reread(self, step: Reread) -> None:
+        router = step.router
+        making = (self._before if step.back else self._after)[router]
         if self._made[router] is not making:
             # First: one that does not answer in time may have taken it all the same, and is to be
             # told of the way back.
             self._made[router] = making
             self._fleet[router].spec = self._makings.spec(making.world, router, making.release)
-            self._asking.tell(router, making.world.path)
+            self._asking.tell(router, making.world.path, mute=step.mute)
 
     # ------------------------------------------------------------------ processes
 
@@ -197,11 +198,11 @@ class LocalStage:
         self._fleet.put(process).retire()
         self._made[edge] = making
 
-    def _ready(self, names: Sequence[str]) -> None:
+    def _ready(self, names: Sequence[str], but: Sequence[str]) -> None:
         waited_for = [name for name in names if name in self._fleet]
 
         def ready() -> bool:
-            waited_for[:] = [name for name in waited_for if not self._is_ready(name)]
+            waited_for[:] = [name for name in waited_for if not self._is_ready(name, but)]
             return not waited_for
 
         self._asking.until(
@@ -211,14 +212,14 @@ class LocalStage:
             if name in self._fleet:
                 self._fleet[name].revive = True
 
-    def _is_ready(self, name: str) -> bool:
+    def _is_ready(self, name: str, but: Sequence[str]) -> bool:
         process = self._fleet[name]
         self._lives(process)
         topology = self._made[name].world.topology
         if process.spec.kind == "edge":
             return self._asking.hears(topology.edge(name).url)
         if process.spec.kind == "node":
-            doors = self._asking.doors(Kind.NODE, name)
+            doors = self._asking.doors(Kind.NODE, name, but)
             return all(self._has_joined(url, name) for url in doors.values())
         (url,) = self._asking.doors(Kind.ROUTER, name).values()
         region, _ = topology.router(name)

@@ -27,7 +27,7 @@ class Rest:
 
     def __str__(self) -> str:
         what = f"{'drain' if self.resting else 'undrain'} {self.kind} {self.name}"
-        if not self.but:
+        if not self.but or not self.resting:
             return what
         one = len(self.but) == 1
         who = f"{'router' if one else 'routers'} {', '.join(self.but)}"
@@ -88,13 +88,16 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Reread:
     """A router goes on with the topology that is to be, without a new start. `back`: with the one
-    that it had."""
+    that it had. `mute`: it did not answer; where it still does not, it reads the change when it is
+    started again."""
 
     router: str
     back: bool = False
+    mute: bool = False
 
     def __str__(self) -> str:
-        return f"tell router {self.router} of the change{_as_before(self.back)}"
+        said = f"tell router {self.router} of the change{_as_before(self.back)}"
+        return f"{said} (it does not answer, and reads it when it starts)" if self.mute else said
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +163,10 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Edges, routers and nodes by name."""
+    """Edges, routers and nodes by name. `but`: see `Rest`; nodes need not have joined those."""
 
     names: tuple[str, ...]
+    but: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"wait until {', '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} ready"
@@ -180,10 +184,11 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Weigh:
-    """0 is the topology's own."""
+    """0 is the topology's own. `but`: see `Rest`."""
 
     region: str
     weight: int
+    but: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shown = str(self.weight) if self.weight else "as the topology has it"

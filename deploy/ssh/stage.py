@@ -135,16 +135,16 @@ class SshStage:
                 self._attending.take(step)
             case Replace(names, back):
                 self._replace(names, back=back)
-            case Reread(router, back):
-                self._reread(router, back=back)
+            case Reread():
+                self._reread(step)
             case Start(name):
                 self._start(name)
             case Stop(name):
                 self._stop(name)
             case Beside(edge, back):
                 self._beside(edge, back=back)
-            case Ready(names):
-                self._ready(names)
+            case Ready(names, but):
+                self._ready(names, but)
 
     def settle(self) -> None:
         """The rollout, or its way back, is through: units are as they are to be."""
@@ -182,12 +182,12 @@ class SshStage:
             systemd.reread()
             systemd.must(f"restarting {', '.join(services)}", "restart", *services)
 
-    def _reread(self, router: str, *, back: bool) -> None:
-        unit = self._units[router]
-        if self._put(router, back=back):
+    def _reread(self, step: Reread) -> None:
+        unit = self._units[step.router]
+        if self._put(step.router, back=step.back):
             Systemd(unit.host).reread()
-            topology = unit.topology_before if back else unit.topology
-            self._asking.tell(router, Path(topology))
+            topology = unit.topology_before if step.back else unit.topology
+            self._asking.tell(step.router, Path(topology), mute=step.mute)
 
     def _start(self, name: str) -> None:
         """One that is new; or, on the way back, one that was stopped for good."""
@@ -254,12 +254,12 @@ class SshStage:
 
     # ------------------------------------------------------------------ ready
 
-    def _ready(self, names: Sequence[str]) -> None:
+    def _ready(self, names: Sequence[str], but: Sequence[str]) -> None:
         self._states.clear()
         waiting = [name for name in names if self._at[name] is not None]
 
         def ready() -> bool:
-            waiting[:] = [name for name in waiting if not self._is_ready(self._units[name])]
+            waiting[:] = [name for name in waiting if not self._is_ready(self._units[name], but)]
             return not waiting
 
         def late() -> str:
@@ -269,7 +269,7 @@ class SshStage:
 
         self._asking.until(ready, self._patience.ready_s, else_=late)
 
-    def _is_ready(self, unit: Unit) -> bool:
+    def _is_ready(self, unit: Unit, but: Sequence[str]) -> bool:
         """Raises ConfigError when it has ended."""
         state = self._state(unit)
         if state.get("ActiveState") == "failed" or state.get("NRestarts", "0") != "0":
@@ -284,7 +284,7 @@ class SshStage:
                 return self._asking.hears(topology.edge(name).url)
             case Kind.NODE:
                 pid = int(state.get("MainPID") or 0)
-                doors = self._asking.doors(Kind.NODE, name)
+                doors = self._asking.doors(Kind.NODE, name, but)
                 return all(self._has_joined(url, name, pid) for url in doors.values())
             case _:
                 (url,) = self._asking.doors(Kind.ROUTER, name).values()

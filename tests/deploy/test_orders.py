@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from core.config import World
+from core.config import Router, World
 from core.errors import ConfigError
 from core.orders import ORDERS_PATH, OrderAsk, Orders
 from core.status import NodeStatus
 from core.types import ModelName, NodeName
-from deploy.orders import drain, weigh
+from deploy.orders import drain, give_by, part_of, weigh
 from deploy.ready import RouterView
 from tests.deploy.rollout.test_plan import TWO
 
@@ -28,6 +28,40 @@ def world(tmp_path: Path) -> World:
     eu, us = TWO.regions
     topology = replace(TWO, regions=(eu, replace(us, http="127.0.0.1:11")))
     return World(topology, tmp_path / "topology-2.toml", tmp_path)
+
+
+def test_a_router_that_is_down_is_waited_for_and_keeps_the_order_from_nobody_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two dies and is started again by its supervisor; one that stays away is named."""
+    eu = replace(world.topology.regions[0], routers=(Router(http="127.0.0.1:2", grpc="x:3"),))
+    there = World(replace(world.topology, regions=(eu,)), world.path, world.state)
+    (world.state / "region.secret").write_text("s" * 32)
+    taken: list[int | None] = []
+    refused = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal refused
+        if request.url.port == 1 and refused > 0:
+            refused -= 1
+            raise httpx.ConnectError("refused")
+        taken.append(request.url.port)
+        return httpx.Response(200, content=msgspec.json.encode(Orders()))
+
+    def given() -> list[int | None]:
+        taken.clear()
+        with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+            give_by(http, there, part_of(there.topology, "eu"), OrderAsk(resting=True), wait_s=0.01)
+        return taken
+
+    monkeypatch.setattr("deploy.orders.POLL_S", 0.0)
+    refused = 1
+    assert given() == [2, 1]
+    refused = 1 << 60
+    with pytest.raises(ConfigError, match=r"region eu is not reached at http://127\.0\.0\.1:1 "
+                       r"\(refused\); its other routers have the order"):  # fmt: skip
+        given()
+    assert taken == [2]
 
 
 @pytest.fixture

@@ -19,7 +19,18 @@ from deploy.rollout.asking import Asking
 from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.back import way_back
 from deploy.rollout.departures import depart
-from deploy.rollout.steps import Empty, Idle, Kind, Rest, Step, Stop
+from deploy.rollout.plan import plan
+from deploy.rollout.steps import (
+    Empty,
+    Idle,
+    Kind,
+    Ready,
+    Replace,
+    Reread,
+    Rest,
+    Step,
+    Stop,
+)
 from tests.deploy.rollout.test_plan import SPLIT, TWO, region, standing, topology, wish
 
 FIRST, SECOND = 1, 12
@@ -43,6 +54,39 @@ def test_it_is_left_out_and_named_and_stopped_with_the_others() -> None:
         "drain region asia (router asia.2 does not answer and is left out: what is queued there "
         "stays)"
     )
+
+
+def test_a_region_is_replaced_without_it_and_it_first() -> None:
+    """A router that hangs, or that ends at every start, is what a rollout is to mend."""
+    but = ("asia.2",)
+    again = wish(THREE, "asia", again=True)
+    alone = topology(ASIA)
+    steps = plan(wish(alone, "asia", again=True), standing(alone, mute=DEAD))
+    assert steps[:2] == (Replace(("asia.2",)), Ready(("asia.2",), but))
+    assert not [step for step in steps if isinstance(step, Rest) and step.name == "asia.2"]
+    for planned in (steps, plan(again, standing(THREE, mute=DEAD))):
+        waits = [step for step in planned if isinstance(step, Rest | Idle | Ready)]
+        assert waits
+        assert {step.but for step in waits} == {but}
+        assert {step.but for step in way_back(planned, standing(THREE, mute=DEAD))
+                if isinstance(step, Rest | Idle | Ready)} == {but}  # fmt: skip
+
+
+def test_a_region_that_does_not_answer_at_all_is_replaced() -> None:
+    both = ("asia", "asia.2")
+    silent = standing(THREE, silent=frozenset({"asia"}))
+    steps = plan(wish(THREE, "asia", again=True), silent)
+    assert Rest(Kind.REGION, "asia", True, but=both) in steps
+
+
+def test_it_reads_a_change_when_it_starts(told: Told, tmp_path: Path) -> None:
+    asia = replace(ASIA, split_min_tokens=7)
+    steps = plan(wish(topology(*TWO.regions, asia), "asia"), standing(THREE, mute=DEAD))
+    assert steps == (Reread("asia"), Reread("asia.2", mute=True))
+    asking, _ = told(Routers(SECOND))
+    asking.tell("asia.2", tmp_path / "topology-2.toml", mute=True)
+    with pytest.raises(ConfigError, match=r"router asia\.2 does not answer"):
+        asking.tell("asia.2", tmp_path / "topology-2.toml")
 
 
 def test_nor_does_the_way_back_want_it() -> None:

@@ -31,7 +31,8 @@ class Router:
 
     told: list[str] = field(default_factory=list)
 
-    def tell(self, router: str, topology: Path) -> None:
+    def tell(self, router: str, topology: Path, *, mute: bool) -> None:
+        assert not mute
         self.told.append(topology.name)
         if len(self.told) == 1:
             raise ConfigError(f"router {router} does not answer")
