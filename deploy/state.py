@@ -186,6 +186,13 @@ def _itself(folder: Path) -> Path:
     return folder.resolve() if folder.is_symlink() else folder
 
 
+def last_topology(folder: Path) -> Path | None:
+    """What the world on `folder` ran with last, or runs with: the newest file of its last run."""
+    runs = sorted(one for one in folder.glob("run-*") if _RUN.fullmatch(one.name))
+    files = runs[-1].glob("topology*.toml") if runs else ()
+    return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
 def current_of(folder: Path) -> Current | None:
     """The world that runs on `folder` now."""
     try:

@@ -60,11 +60,12 @@ def world_of(topology: str, state: Path | None) -> World:
 
 
 def world_meant(topology: str | None, state: Path | None) -> World:
-    """The world of the options that are given; without any the one that runs, else the default.
-    Raises ConfigError where several run."""
+    """The world of the options that are given: of a state folder alone the one that runs there or
+    ran there last. Without any the one that runs, else the default. Raises ConfigError where
+    several run."""
     from core.config import load
     from core.errors import ConfigError
-    from deploy.state import FOLDER, current_of, running_folders
+    from deploy.state import FOLDER, current_of, last_topology, running_folders
 
     if topology is None and state is None:
         worlds = running_folders(FOLDER)
@@ -74,8 +75,9 @@ def world_meant(topology: str | None, state: Path | None) -> World:
         state = next(iter(worlds), None)
     if topology is None and state is not None:
         current = current_of(state)
-        if current is not None and current.topology:
-            return load(Path(current.topology), state=state)
+        file = last_topology(state) if current is None else current.topology
+        if file:
+            return load(Path(file), state=state)
     return world_of(topology or DEFAULT, state)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from core.keys import KeyBook, new_key, parse_lines
 from deploy import where
 from deploy.commands import app
 from deploy.keys import listing
-from deploy.state import claim_any
+from deploy.state import claim, claim_any
 from deploy.where import options_for, topology_file
 from edge.workers.shelf import Card, Deployment, Shelf
 from edge.workers.table import table_path
@@ -168,6 +169,21 @@ def test_without_options_the_running_world_is_meant(
         assert "--state .skerry/local or --state .skerry/other" in several
         assert "'two-regions' in .skerry/two-regions" in make("harbour", "-t", "two-regions").stderr
     assert "'two-regions' in .skerry/two-regions" in make("harbour").stderr
+
+
+def test_a_state_folder_alone_means_the_world_that_ran_there_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = topology_file("local").read_text(encoding="utf-8")
+    with claim(tmp_path / "mine") as state:
+        for name, tenant in (("topology.toml", "old"), ("topology-2.toml", "quay")):
+            (state.run / name).write_text(shipped.replace(".harbour", f".{tenant}"), "utf-8")
+            os.utime(state.run / name, (0, 0 if tenant == "old" else 1))
+    assert make("quay", "--state", "mine").exit_code == 0
+    assert "no tenant is named 'old'" in str(make("old", "--state", "mine").exception)
+    listed = CliRunner().invoke(app, ["keys", "list", "--state", "mine"])
+    assert "quay" in listed.stdout
 
 
 @pytest.mark.parametrize("shipped", ["local", "sharded", "five-regions", "two-regions"])
