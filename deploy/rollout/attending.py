@@ -61,9 +61,9 @@ class Attending:
         """Returns when it is done. Raises ConfigError."""
         match step:
             case Rest(Kind.NODE as kind, name, resting, but=but):
-                self._order(kind, name, OrderAsk(nodes={name: resting}), but)
+                self.order(kind, name, OrderAsk(nodes={name: resting}), but)
             case Rest(kind, name, resting, leaving, but):
-                self._order(kind, name, OrderAsk(resting=resting, leaving=leaving), but)
+                self.order(kind, name, OrderAsk(resting=resting, leaving=leaving), but)
             case Idle():
                 self._idle(step)
             case Empty(region, but):
@@ -77,11 +77,12 @@ class Attending:
                     else_=lambda: f"not every edge hears region {region}",
                 )
             case Weigh(region, weight, but):
-                self._order(Kind.REGION, region, OrderAsk(weight=weight), but)
+                self.order(Kind.REGION, region, OrderAsk(weight=weight), but)
             case Watch(region, seconds):
                 self._watch(region, seconds)
 
-    def _order(self, kind: Kind, name: str, ask: OrderAsk, but: Sequence[str] = ()) -> None:
+    def order(self, kind: Kind, name: str, ask: OrderAsk, but: Sequence[str] = ()) -> None:
+        """To all routers that know of it. Raises ConfigError."""
         doors = tuple(self._asking.doors(kind, name, but).values())
         give_by(self._client, self._world, Part(str(kind), name, doors), ask)
 

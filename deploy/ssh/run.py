@@ -12,18 +12,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from msgspec.structs import replace
-
-from core.config import Topology, World, read
+from core.config import World, read
 from core.config_check import Complaint
 from core.config_locate import line_of
 from core.errors import ConfigError
+from core.orders import OrderAsk
 from deploy import toml_write
 from deploy.rollout.act import RolledBack, roll_out
 from deploy.rollout.asking import Asking
 from deploy.rollout.attending import Attending, Patience
 from deploy.rollout.plan import Standing, Wish
 from deploy.rollout.steps import Kind, Step
+from deploy.rollout.undoing import way_home
 from deploy.ssh import install, intent, things
 from deploy.ssh.channel import Host
 from deploy.ssh.hosts import Seat, complaints, notes, seats
@@ -34,7 +34,8 @@ from deploy.ssh.show import shown
 from deploy.ssh.stage import SshStage, Unit
 from deploy.ssh.stopping import Stop
 from deploy.ssh.things import ModelPlace
-from deploy.ssh.units import Keeping
+from deploy.ssh.undoing import kept_on, undo
+from deploy.ssh.units import Keeping, systemd_version
 from deploy.ssh.wheels import Target, Wheelhouse, release_digest
 
 Say = Callable[[str], None]
@@ -122,6 +123,8 @@ class Deploy:
         goals = {aim.host.name: aim.goal for aim in aims}
         made = intent.units(self._ask.unit, self._seats, found, goals, self._met.hosts)
         with self._asking(found) as (asking, attending):
+            if not self._ask.dry_run:
+                self._undo(asking, attending())
             before = self._standing(made, found, goals, asking)
             steps = self._steps(made, before)
             if self._ask.dry_run:
@@ -140,7 +143,8 @@ class Deploy:
                 attending=attending(),
                 patience=self._patience,
             )
-            _take(steps, before, stage, self._say)
+            with kept_on(*self._orders, way_home(steps, before, topology)):
+                _take(steps, before, stage, self._say)
         self._tidy(aims, found)
         self._say(f"{self._ask.unit} runs on {', '.join(aim.host.name for aim in aims)}")
 
@@ -163,12 +167,14 @@ class Deploy:
                 for model in things.models_of(self._world.topology, own)
             ]  # fmt: skip
             in_files = tuple(one for one in models if one is not None)
-            topology = _there(self._world.topology, in_files)
+            topology = things.with_models_at(self._world.topology, in_files)
             text = toml_write.dump(topology)
             variables = things.uses_variables(self._world.topology, own)
             goal = Goal(
                 place=place,
-                keeping=Keeping(host.facts.manager == "system", _version(host.facts.systemd)),
+                keeping=Keeping(
+                    host.facts.manager == "system", systemd_version(host.facts.systemd)
+                ),
                 release=wanted.digest,
                 topology=topology,
                 digest=hashlib.sha256(text.encode()).hexdigest()[:16],
@@ -278,13 +284,29 @@ class Deploy:
         unit = self._ask.unit
         if unit not in processes or self._seats[unit].kind is Kind.EDGE:
             return Standing(processes, asking.serving())
-        orders = asking.orders(unit)
+        mute = asking.mute(unit)
+        silent = len(mute) == len(self._world.topology.region(unit).doors)
+        orders = asking.orders(unit, mute)
         return Standing(
             processes=processes,
             serving=asking.serving(),
             resting=frozenset((*orders.nodes, *([unit] if orders.resting else ()))),
             weights={unit: orders.weight},
+            silent=frozenset([unit] if silent else ()),
+            mute=frozenset(() if silent else mute),
         )
+
+    @property
+    def _orders(self) -> tuple[Host, str]:
+        """Where what this deploy orders is kept."""
+        host = self._met.hosts[self._seats[self._ask.unit].host]
+        return host, self._met.place(host).orders(self._ask.unit)
+
+    def _undo(self, asking: Asking, attending: Attending) -> None:
+        def give(router: str, ask: OrderAsk) -> None:
+            attending.order(Kind.ROUTER, router, ask)
+
+        undo(*self._orders, give, self._say)
 
     # ------------------------------------------------------------------ acting
 
@@ -364,21 +386,3 @@ def _take(steps: Sequence[Step], before: Standing, stage: SshStage, say: Say) ->
         stage.settle_back()
         raise
     stage.settle()
-
-
-def _there(topology: Topology, models: Sequence[ModelPlace]) -> Topology:
-    """With models where a host has them."""
-    places = {one.model: one.path for one in models}
-    return replace(
-        topology,
-        models={
-            name: replace(model, source=places[name]) if name in places else model
-            for name, model in topology.models.items()
-        },
-    )
-
-
-def _version(text: str) -> int:
-    """252 of "252.38-1~deb12u1"; 0 where it says nothing."""
-    digits = "".join(char for char in text.split(".")[0].split("-")[0] if char.isdigit())
-    return int(digits) if digits else 0

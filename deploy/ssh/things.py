@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from core.config import Topology, World
 from core.config_secrets import split_reference
 from core.errors import ConfigError
@@ -210,6 +212,18 @@ def model_place(
             f"models.{name}.digest is {model.digest}"
         )
     return ModelPlace(name, there, here)
+
+
+def with_models_at(topology: Topology, models: Iterable[ModelPlace]) -> Topology:
+    """With models where a host has them."""
+    places = {one.model: one.path for one in models}
+    return replace(
+        topology,
+        models={
+            name: replace(model, source=places[name]) if name in places else model
+            for name, model in topology.models.items()
+        },
+    )
 
 
 def upload_model(host: Host, one: ModelPlace, sent: Callable[[int], None]) -> None:

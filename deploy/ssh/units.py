@@ -44,6 +44,10 @@ class Place:
     def wheel(self, sha256: str, name: str) -> str:
         return f"{self.root}/wheels/{sha256}/{name}"
 
+    def orders(self, unit: str) -> str:
+        """What leads back from what a deploy of `unit` orders; there until it is through."""
+        return f"{self.home}/rollout-{unit}.json"
+
     def before(self, service: str) -> str:
         """The text of a unit that is being changed; it lies there until the change is through."""
         return f"{self.home}/changing/{service}"
@@ -63,6 +67,12 @@ class Keeping:
 
     system: bool
     version: int = 0
+
+
+def systemd_version(text: str) -> int:
+    """252 of "252.38-1~deb12u1"; 0 where it says nothing."""
+    digits = "".join(char for char in text.split(".")[0].split("-")[0] if char.isdigit())
+    return int(digits) if digits else 0
 
 
 @dataclass(frozen=True, slots=True)

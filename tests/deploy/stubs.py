@@ -6,8 +6,7 @@
 `node FILE`      the same, but SIGUSR1 ends it with 0, SIGTERM with 15, and its child, in a session
                  of its own, ends after it, when there is no FILE.hold
 `loath FILE`     the same, but neither signal changes anything
-`patient FILE`   write the pid to FILE, add its name to the file `asked` beside it at each SIGTERM,
-                 and end with 0 at the second
+`patient FILE`   write the pid to FILE, and end with 0 at the second SIGTERM
 `die CODE TEXT`  write TEXT and end with CODE
 """
 
@@ -83,8 +82,6 @@ def patient(path: Path) -> int:
     def asked(*_: object) -> None:
         nonlocal times
         times += 1
-        with path.with_name("asked").open("a", encoding="ascii") as log:
-            log.write(f"{path.name}\n")
         if times == 2:
             ended.set()
 

@@ -245,6 +245,32 @@ def test_a_host_that_is_lost_midway_is_named_and_put_back_by_a_new_connection(
     assert "Still here?".startswith(answer.text)
 
 
+def test_what_a_deploy_that_was_cut_off_had_drained_works_again_with_the_next(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C twice, or a machine that went to sleep, while a node is drained."""
+
+    def cut(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    def resting() -> bool:
+        page = httpx.get(f"{far.edges['nyc']}/status", trust_env=False, timeout=30).json()
+        (region,) = page["regions"]
+        (node,) = (one for one in region["status"]["nodes"] if one["name"] == "eu-prefill")
+        return bool(node["draining"])
+
+    monkeypatch.setattr(SshStage, "_put", cut)
+    with pytest.raises(KeyboardInterrupt):
+        far.deploy("eu", again=True)
+    monkeypatch.undo()
+    assert until(resting)
+    said = far.deploy("eu")
+    assert "an earlier deploy was cut off: what it had ordered of router eu is undone" in said
+    assert said[-1] == "nothing to do: eu runs this already"
+    assert until(lambda: not resting())
+    assert not [line for line in far.deploy("eu") if "cut off" in line]
+
+
 def test_a_wheel_that_arrives_damaged_changes_nothing(far: Far, tmp_path: Path) -> None:
     release = tampered(far.wheels, tmp_path, "core/release.py", "# damaged")
     before, pids = {name: far.unit(name) for name in UNITS}, far.pids()
