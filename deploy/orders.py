@@ -22,7 +22,7 @@ from deploy.state import current_of
 TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 POLL_S = 0.3
 AGAIN_S = 8.0
-"""A router that died is up again by then."""
+"""For so long one is asked again that is not reached: a router that died is up again by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,22 @@ def _not_reached(part: Part, failed: Mapping[str, str]) -> str:
 
 
 def wait_until_idle(world: World, part: Part, *, say: Callable[[str], None], wait_s: float) -> None:
-    """Raises ConfigError when something still runs after `wait_s`."""
-    end = time.monotonic() + wait_s
+    """Raises ConfigError when something still runs after `wait_s`, or who would say so is not
+    reached for a while."""
+    heard = time.monotonic()
+    end = heard + wait_s
     last = -1
-    while (left := sum(_under_way(world, part))) > 0:
+    while True:
+        try:
+            left = sum(_under_way(world, part))
+            heard = time.monotonic()
+        except ConfigError:
+            if time.monotonic() >= heard + AGAIN_S:
+                raise
+            time.sleep(POLL_S)
+            continue
+        if not left:
+            break
         if left != last:
             say(f"  {left} under way")
             last = left

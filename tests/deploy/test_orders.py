@@ -14,7 +14,7 @@ from core.errors import ConfigError
 from core.orders import ORDERS_PATH, OrderAsk, Orders
 from core.status import NodeStatus
 from core.types import ModelName, NodeName
-from deploy.orders import drain, give_by, part_of, weigh
+from deploy.orders import drain, give_by, part_of, wait_until_idle, weigh
 from deploy.ready import RouterView
 from tests.deploy.rollout.test_plan import TWO
 
@@ -62,6 +62,31 @@ def test_a_router_that_is_down_is_waited_for_and_keeps_the_order_from_nobody_els
                        r"\(refused\); its other routers have the order"):  # fmt: skip
         given()
     assert taken == [2]
+
+
+def test_whoever_waits_for_the_end_of_work_bears_a_router_that_is_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says: list[object] = [2, "refused", "refused", 1, 0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if isinstance(now := says.pop(0), str):
+            raise httpx.ConnectError(now)
+        return httpx.Response(200, json={"active": now})
+
+    monkeypatch.setattr("deploy.orders.POLL_S", 0.0)
+    monkeypatch.setattr(
+        "deploy.orders.client",
+        lambda *_, **__: httpx.Client(transport=httpx.MockTransport(answer)),
+    )
+    said: list[str] = []
+    part = part_of(world.topology, "eu")
+    wait_until_idle(world, part, say=said.append, wait_s=60)
+    assert said == ["  2 under way", "  1 under way", "  region eu is idle"]
+    monkeypatch.setattr("deploy.orders.AGAIN_S", 0.0)
+    says[:] = ["refused"]
+    with pytest.raises(ConfigError, match="eu is not reached"):
+        wait_until_idle(world, part, say=said.append, wait_s=60)
 
 
 @pytest.fixture
