@@ -14,6 +14,9 @@ CALM_S, CALM_SHARE = 5.0, 0.5
 LOOP_SHARE = 0.5
 """Of the limit of a turn, as CPU time since it answered last: then it loops, and does not only wait
 for a busy machine."""
+AWAY_S = 1.5
+"""Nobody has asked it for so long: then it was its host that the machine kept away, and its silence
+is counted from the first question that it left open."""
 HANGS_FACTOR = 6.0
 """So many times the limit of a turn may pass without an answer where it uses little CPU."""
 
@@ -75,8 +78,9 @@ class Watch:
         return self._silent
 
     def see(self, sample: Sample) -> Verdict:
+        asked_late = not self._silent and sample.now - self._heard.now > AWAY_S
         self._silent = not sample.answered
-        if sample.answered:
+        if sample.answered or asked_late:
             self._heard = sample
         if sample.others:
             return End(

@@ -173,7 +173,7 @@ def test_deadline(tmp_path: Path) -> None:
     async def test() -> None:
         async with region(tmp_path, ("d1", "decode")) as here:
             decode = await here.joined("d1", "decode")
-            answer = here.asking(ask(deadline_s=0.2))
+            answer = here.asking(ask(deadline_s=1.0))
             attempt = attempt_of(await decode.got("start"))
             decode.output(attempt, delta("a"))
             assert (await decode.got("abort")).abort.reason == "deadline"

@@ -184,7 +184,7 @@ def test_a_deadline_in_the_queue_is_told_as_waiting(
             ]  # as many as the node takes
             for _ in range(4):
                 await decode.got("start")
-            await here.events(traced(ask("waits", request_id="late", deadline_s=0.2)))
+            await here.events(traced(ask("waits", request_id="late", deadline_s=1.0)))
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)

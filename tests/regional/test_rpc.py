@@ -97,7 +97,7 @@ def test_three_missed_heartbeats(tmp_path: Path) -> None:
     """B23: a frozen node holds its connection open and says nothing."""
 
     async def test() -> None:
-        async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.05) as here:
+        async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.3) as here:
             node = await here.joined("d1", "decode")
             [fault] = (await here.events(ask()))[1:]
             assert isinstance(fault, Fault)
@@ -164,7 +164,7 @@ def test_a_name_is_free_when_its_holder_has_gone_silent(tmp_path: Path) -> None:
     async def test() -> None:
         async with region(tmp_path, ("d1", "decode"), heartbeat_s=0.2) as here:
             await here.joined("d1", "decode")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while _joined(here):
                     await asyncio.sleep(0.02)
             node = here.node("d1", "decode")

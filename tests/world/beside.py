@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from core import config
 from core.address import split_address
 from deploy import toml_write
 from deploy.launcher import LocalWorld
+from tests.world.faults import until
 
 ROOT = Path(__file__).parents[2]
 _STATUS = b"GET /internal/v1/status"
@@ -195,13 +195,15 @@ def _read(process: subprocess.Popen[str], log: list[str]) -> None:
 
 
 def _address(process: subprocess.Popen[str], log: list[str]) -> str:
-    end = time.monotonic() + 20
-    while time.monotonic() < end and process.poll() is None:
-        for line in tuple(log):
-            if found := _READY.search(line):
-                url = f"http://{found[1]}/readyz"
-                while httpx.get(url, timeout=5, trust_env=False).status_code != 200:
-                    time.sleep(0.05)
-                return found[1]
-        time.sleep(0.05)
-    raise AssertionError("the edge did not come up:\n" + "".join(log[-8:]))
+    def ready() -> bool:
+        assert process.poll() is None, "the edge has ended:\n" + "".join(log[-8:])
+        found = _READY.search("".join(log))
+        if found is None:
+            return False
+        address.append(found[1])
+        url = f"http://{found[1]}/readyz"
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
+
+    address: list[str] = []
+    assert until(ready), "the edge did not come up:\n" + "".join(log[-8:])
+    return address[-1]

@@ -173,7 +173,7 @@ def _held(world: LocalWorld, at: Place, step: Step, stopped: ExitStack) -> Call:
 
     computed, sent = figure(reader, "computed_prompt_tokens"), figure(reader, "kv_bytes_sent")
     if step is Step.RESERVED:
-        stopped.enter_context(_stopped_rank(world, reader, at.region))
+        stopped.enter_context(stopped_rank(world, reader, at.region))
     call = ask(world, at, step, LONG, FEW)
     if step is Step.RECEIVING:
         while not _half_read(world, at, computed, stopped):
@@ -183,7 +183,7 @@ def _held(world: LocalWorld, at: Place, step: Step, stopped: ExitStack) -> Call:
         return call
     while not _full(lambda: figure(writer, "blocks_used") >= LONG // 20, call):
         call = ask(world, at, step, LONG, FEW)  # that one was over before anybody looked
-    stopped.enter_context(_stopped_rank(world, writer, at.region))
+    stopped.enter_context(stopped_rank(world, writer, at.region))
     if step is Step.READY:
         assert until(lambda: figure(reader, "kv_bytes_sent") > sent)
     return call
@@ -195,8 +195,8 @@ def _half_read(world: LocalWorld, at: Place, computed: int, stopped: ExitStack) 
     reader, writer = f"{at.region}-prefill", f"{at.region}-decode"
     assert until(lambda: _figure(world, reader, at.region, "computed_prompt_tokens") > computed)
     with ExitStack() as both:
-        both.enter_context(_stopped_rank(world, reader, at.region))
-        both.enter_context(_stopped_rank(world, writer, at.region))
+        both.enter_context(stopped_rank(world, reader, at.region))
+        both.enter_context(stopped_rank(world, writer, at.region))
         time.sleep(STALE_S)
         if not _figure(world, reader, at.region, "prefill_backlog_tokens"):
             return False
@@ -215,7 +215,7 @@ def _full(holds: Callable[[], bool], call: Call) -> bool:
 
 
 @contextmanager
-def _stopped_rank(world: LocalWorld, name: str, region: str) -> Iterator[None]:
+def stopped_rank(world: LocalWorld, name: str, region: str) -> Iterator[None]:
     pid = rank_pid(world, name, region)
     os.kill(pid, signal.SIGSTOP)
     try:

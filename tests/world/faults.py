@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 
 from deploy.launcher import LocalWorld
-from tests.world.scripted import PLAIN, page, region_status
+from tests.world.scripted import PLAIN, Answer, page, region_status
 
 PATIENCE_S = 60.0
 
@@ -24,6 +24,17 @@ def until(what: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
             pass  # the process that is asked may be the one that is down
         time.sleep(0.05)
     return False
+
+
+def split(asked: Callable[[int], Answer]) -> Answer:
+    """The first answer whose prompt another node has read. What was measured of a busy machine may
+    speak against it for a while; `asked` gets a number, for prompts that nobody has read before."""
+    for number in range(8):
+        answer = asked(number)
+        assert answer.done, answer.error
+        if answer.facts["kv_bytes"]:
+            return answer
+    raise AssertionError("no prompt of eight was read by another node")
 
 
 def blocks_used(world: LocalWorld, region: str) -> int:

@@ -70,10 +70,19 @@ class Scene:
             return ask(base, completion(prompt, **{"max_tokens": 8, **more}), client=client)
 
     def crowd(
-        self, edge: str, prompts: Callable[[int], str], tenant: str, *, count: int, tokens: int = 8
+        self,
+        edge: str,
+        prompts: Callable[[int], str],
+        tenant: str,
+        *,
+        count: int,
+        tokens: int = 8,
+        pause_s: float = 0.0,
     ) -> Crowd:
         key = self.keys.get(tenant, "")
-        return Crowd(self.world.edges[edge], prompts, count=count, tokens=tokens, key=key)
+        return Crowd(
+            self.world.edges[edge], prompts, count=count, tokens=tokens, key=key, pause_s=pause_s
+        )
 
     def log(self, name: str) -> str:
         return (self.world.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")

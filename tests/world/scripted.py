@@ -28,6 +28,9 @@ from tests.tiny_text import write_tiny_folder
 
 MODEL = "tiny"
 CONTEXT = 16384
+SILENT_S = 90.0
+"""A caller leaves who hears nothing for so long: a node that starts for it may need half a minute
+on a machine that has much else to do."""
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Of clients that speak plain http; else each would read all certificates that a machine knows
 first, and busy tests would be busiest with that."""
@@ -156,7 +159,7 @@ def streaming(
 ) -> Iterator[httpx.Response]:
     """An open stream; leaving the block closes its connection."""
     with (
-        httpx.Client(base_url=edge, timeout=30, trust_env=False, verify=PLAIN) as client,
+        httpx.Client(base_url=edge, timeout=SILENT_S, trust_env=False, verify=PLAIN) as client,
         client.stream("POST", path, json=body) as response,
     ):
         yield response

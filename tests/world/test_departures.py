@@ -27,7 +27,7 @@ from deploy.worker.fleet import fleet_of
 from edge.workers.python.runtime import sandbox
 from tests.world.callers import Callers
 from tests.world.faults import until
-from tests.world.growing import ASIA, Long, grown, key_to_asia, stunted, without
+from tests.world.growing import ASIA, Long, grown, key_to_asia, long_in_asia, stunted, without
 from tests.world.scripted import ask, completion, page, region_status, scripted_world
 from tests.world.test_rollout import deploy, file_of, pids
 from tests.world.workers_client import MODEL, WorkersAI
@@ -118,9 +118,7 @@ def test_a_region_that_still_answers_when_the_patience_ends_stays(
 ) -> None:
     before = pids(whole)
     file = str(file_of(whole, tmp_path, without("asia")))
-    key = key_to_asia(whole.edges["sfo"])
-    long = Long(whole.edges["sfo"], 15_000, prompt_cache_key=key)  # a minute
-    assert long.answer.headers["x-skerry-region"] == "asia"
+    long, key = long_in_asia(whole.edges["sfo"], 15_000)  # a minute
     with pytest.raises(ConfigError, match=r"asia still has 1 under way after 1 s[\s\S]*as it was"):
         rolled(whole, "asia", file, idle_s=1)
     after = pids(whole)
@@ -167,9 +165,8 @@ def test_a_region_leaves_under_streams_and_with_nothing_queued(
         "stop asia-prefill", "stop asia-decode", "stop asia",
     ]  # fmt: skip
     assert pids(whole) == before
-    key = key_to_asia(whole.edges["sfo"])
     with WorkersAI(whole.edges["sfo"]) as ai, Callers(whole, 4) as callers:
-        long = Long(whole.edges["sfo"], 800, prompt_cache_key=key)
+        long, _ = long_in_asia(whole.edges["sfo"], 1600)
         give(whole.world, part_of(whole.world.topology, "asia"), OrderAsk(weight=7))
         name = ai.queue(MODEL, *({"prompt": f"{n} boats", "raw": True} for n in range(4)))
         said = deploy(whole, "asia", topology=file)

@@ -96,7 +96,7 @@ def test_a_model_comes_and_goes_under_streams(
             lines = lines_of(up)
             while not slow.text:
                 take(slow, next(lines))
-            change(world, RemoveModel(name=OTHER, idle_s=30))
+            change(world, RemoveModel(name=OTHER, idle_s=60))
             for line in lines:
                 take(slow, line)
         assert slow.done

@@ -35,7 +35,10 @@ from tests.world.scripted import (
 
 OTHER = "other"
 NODE = {MODEL: "one", OTHER: "two"}
-IDLE_S, TURN_S = 1.0, 0.5
+IDLE_S, TURN_S = 8.0, 0.5
+"""The first is enough to look who is there, on a machine that is busy."""
+LONG = 4000
+"""Tokens of an answer that goes on for many turns."""
 PLENTY_S = 60.0
 
 
@@ -120,7 +123,7 @@ def test_whoever_is_asked_for_has_the_place(shared: Shared) -> None:
 def test_a_swap_waits_for_the_stream_and_breaks_nothing(shared: Shared) -> None:
     assert shared.ask(MODEL).done
     with ThreadPoolExecutor(1) as pool, streaming(
-        shared.edge, completion("a long one", max_tokens=900)
+        shared.edge, completion("a long one", max_tokens=LONG)
     ) as response:  # fmt: skip
         lines = lines_of(response)
         answer = Answer(response.status_code, response.headers)
@@ -136,7 +139,7 @@ def test_a_swap_waits_for_the_stream_and_breaks_nothing(shared: Shared) -> None:
         spent_s = time.monotonic() - ended
     assert (answer.done, answer.error) == (True, None)
     assert answer.usage is not None
-    assert answer.usage["completion_tokens"] == 900
+    assert answer.usage["completion_tokens"] == LONG
     assert (came.status, came.done, came.error) == (200, True, None)
     assert ended - asked > TURN_S, "the turn was over before the stream"
     assert spent_s < LATE_S, "and its place was not taken by force"

@@ -100,7 +100,7 @@ def send_all(edge: str) -> set[int]:
 
 def crash_while_answering(world: LocalWorld, edge: str) -> None:
     """A rank aborts and a router is killed, each in the middle of an answer; a caller leaves."""
-    body = completion(f"{CANARY} crashing " * 40)
+    body = completion(f"{CANARY} crashing " * 110)  # three seconds of answering
     struck: set[str] = set()
     for number, rank in ((signal.SIGABRT, True), (signal.SIGKILL, False)):
         with streaming(edge, body) as response:

@@ -20,7 +20,7 @@ from deploy.launcher import LocalWorld, run_world
 from deploy.process import Pauses
 from deploy.status import edge_view, status_lines
 from tests.tiny_text import write_tiny_folder
-from tests.world.faults import forgotten, until
+from tests.world.faults import forgotten, split, until
 from tests.world.scripted import (
     CONTEXT,
     MODEL,
@@ -94,7 +94,7 @@ def nodes(world: LocalWorld) -> dict[str, dict[str, Any]]:
 
 def test_a_split_node_hands_over_to_one_that_is_split_differently(sharded: LocalWorld) -> None:
     long = "sea, sky and stones. " * 25
-    answer = said(sharded, "first: " + long)
+    answer = split(lambda number: said(sharded, f"first {number}: {long}"))
     assert answer.headers["x-skerry-prefill"] == "reader"
     assert answer.headers["x-skerry-decode"] in ("writer", "pools")
     assert until(lambda: forgotten(sharded, "home"))
@@ -105,14 +105,20 @@ def test_a_split_node_hands_over_to_one_that_is_split_differently(sharded: Local
 
 
 def test_status_shows_the_plan_and_each_rank(sharded: LocalWorld) -> None:
-    lines = list(status_lines(edge_view(sharded.edges["edge"]).regions))
-    rows = [line.split() for line in lines[1:]]
-    assert [row[1:4] for row in rows if row[1].startswith("writer")] == [
+    def rows() -> list[list[str]]:
+        lines = list(status_lines(edge_view(sharded.edges["edge"]).regions))
+        return [line.split() for line in lines[1:]]
+
+    def writer() -> list[list[str]]:
+        return [row[1:4] for row in rows() if row[1].startswith("writer")]
+
+    assert until(lambda: len(writer()) == 3)
+    assert writer() == [
         ["writer", "decode,pp_2", MODEL],
         ["writer/0", "rank", "layers_0-1,KV_heads_0-2"],
         ["writer/1", "rank", "layers_2-3,KV_heads_0-2"],
     ]
-    pids = [int(row[4].removeprefix("pid_")) for row in rows if "/" in row[1]]
+    pids = [int(row[4].removeprefix("pid_")) for row in rows() if "/" in row[1]]
     assert len(pids) == 3 + 2 + 2
     for name in PLANS:
         ranks = {child.pid for child in psutil.Process(sharded.pid(name)).children()}
@@ -136,7 +142,7 @@ def test_a_dead_rank_takes_its_node_out_and_the_router_places_elsewhere(
     sharded: LocalWorld,
 ) -> None:
     assert until(lambda: len(nodes(sharded)) == 3)
-    prompt = "a rank dies: " + "a long way home. " * 50
+    prompt = "a rank dies: " + "a long way home. " * 200  # three seconds of answering
     with streaming(sharded.edges["edge"], completion(prompt)) as response:
         answer = Answer(response.status_code, response.headers)
         lines = lines_of(response)

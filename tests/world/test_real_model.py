@@ -9,21 +9,24 @@ import httpx
 import pytest
 
 from deploy.launcher import LocalWorld
-from tests.world.faults import alive, blocks_used, forgotten, frames_of, until
+from tests.world.faults import alive, blocks_used, forgotten, frames_of, split, until
 from tests.world.scripted import Answer, ask, lines_of, streaming, take
 
 pytestmark = [pytest.mark.world, pytest.mark.model]
 
 CHAT = "/v1/chat/completions"
+UNENDING: dict[str, object] = {"max_tokens": 400, "ignore_eos": True}
+"""An answer that is still being written when it is looked at."""
 HANDBOOK = " ".join(
     f"Rule {number}: a boat of the harbour carries at most {number} passengers and a cook."
     for number in range(60)
 )
 
 
-def chat(question: str, **more: object) -> dict[str, object]:
-    """A streamed question about the handbook."""
-    turns = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question}]
+def chat(question: str, crew: str = "", **more: object) -> dict[str, object]:
+    """A streamed question about the handbook, or about that of a crew."""
+    handbook = f"For {crew}. {HANDBOOK}" if crew else HANDBOOK
+    turns = [{"role": "system", "content": handbook}, {"role": "user", "content": question}]
     return {
         "model": "smollm2", "messages": turns, "stream": True, "temperature": 0,
         "max_tokens": 40, "stream_options": {"include_usage": True}, **more,
@@ -31,23 +34,26 @@ def chat(question: str, **more: object) -> dict[str, object]:
 
 
 def test_the_same_words_come_cold_split_cached_and_after_faults(real: LocalWorld) -> None:
-    question = "How many passengers does a boat carry under rule 7?"
-    cold = ask(real.edges["nyc"], chat(question), CHAT)
-    assert cold.done, cold.error
+    body: dict[str, object] = {}
+
+    def asked(number: int) -> Answer:
+        body.update(chat("How many passengers does a boat carry under rule 7?", f"pier {number}"))
+        return ask(real.edges["nyc"], body, CHAT)
+
+    cold = split(asked)
     region = cold.headers["x-skerry-region"]
     assert cold.facts["prefill"] == f"{region}-prefill-1"
-    assert cold.facts["kv_bytes"] > 0
 
     heard = frames_of(real.edges["ams"], region)
     assert until(lambda: frames_of(real.edges["ams"], region) >= heard + 2)
-    cached = ask(real.edges["ams"], chat(question), CHAT)
+    cached = ask(real.edges["ams"], body, CHAT)
     assert cached.headers["x-skerry-region"] == region
     assert cached.usage is not None
     tokens = cached.usage["prompt_tokens"]
     assert cached.usage["prompt_tokens_details"]["cached_tokens"] >= tokens - 16
     assert cached.text == cold.text
 
-    broken = _stream_and_kill(real, f"{region}-decode-1", chat(question, max_tokens=400))
+    broken = _stream_and_kill(real, f"{region}-decode-1", body | UNENDING)
     assert (broken.done, broken.finish) == (False, None)
     assert broken.error is not None
     assert broken.error["code"] == "node_lost"
@@ -55,7 +61,7 @@ def test_the_same_words_come_cold_split_cached_and_after_faults(real: LocalWorld
 
     real.kill(f"{region}-prefill-1", signal.SIGSTOP)  # frozen, not gone: nobody closes its sockets
     try:
-        frozen = ask(real.edges["nyc"], chat(question), CHAT)
+        frozen = ask(real.edges["nyc"], body, CHAT)
     finally:
         real.kill(f"{region}-prefill-1", signal.SIGCONT)
     assert frozen.done, frozen.error
@@ -65,7 +71,7 @@ def test_the_same_words_come_cold_split_cached_and_after_faults(real: LocalWorld
 
 
 def test_a_client_that_leaves_frees_every_block(real: LocalWorld) -> None:
-    body = chat("Tell a long story about the cook.", max_tokens=500)
+    body = chat("Tell a long story about the cook.") | UNENDING
     with streaming(real.edges["ams"], body, CHAT) as response:
         region = response.headers["x-skerry-region"]
         lines = lines_of(response)  # held: to drop them is to leave
@@ -96,6 +102,7 @@ def _stream_and_kill(world: LocalWorld, node: str, body: dict[str, object]) -> A
 
 
 def test_metrics_tell_of_the_work(real: LocalWorld) -> None:
+    assert ask(real.edges["nyc"], chat("Who is the cook?", max_tokens=4), CHAT).done
     page = httpx.get(real.edges["nyc"] + "/metrics", timeout=60, trust_env=False).text
     generated = [line for line in page.splitlines() if line.startswith("skerry_generated_tokens")]
     assert sum(float(line.split()[-1]) for line in generated) > 0

@@ -4,6 +4,7 @@ by the alert that the page names, and is over when the page's commands have been
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from core import config
 from core.keys import append_new, key_id, new_key
+from tests.world.campaign import stopped_rank
 from tests.world.faults import until
 from tests.world.runbook import PAGE, Operator, rules, sections_of
 from tests.world.runbook_world import (
@@ -84,23 +86,38 @@ def test_the_cache_is_cold(scene: Scene, operator: Operator) -> None:
         larger = scene.file_with(lambda now: with_pools(now, "us", LARGE))
         assert ": ok." in operator.run("skerry config check FILE", FILE=larger)
         operator.run("skerry deploy REGION --topology FILE", REGION="us", FILE=larger)
-        crowd.more(12)  # those that are under way, and each prompt once
-        found = crowd.more(12)
+        # After those that are under way, and each prompt once.
+        assert until(lambda: cached_share(crowd.more(12)) >= 0.9)
     assert crowd.good
-    prompts = [one.usage for one in found if one.usage]
+
+
+def cached_share(answers: list[Answer]) -> float:
+    prompts = [one.usage for one in answers if one.usage]
     cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in prompts)
-    assert cached >= 0.9 * sum(one["prompt_tokens"] for one in prompts)
+    return float(cached / sum(one["prompt_tokens"] for one in prompts))
 
 
 def test_a_quota_storm(scene: Scene, operator: Operator) -> None:
-    with scene.crowd("nyc", lambda turn: f"now, {turn}", "storm", count=2) as crowd:
+    began = time.monotonic()
+
+    def granted() -> int:
+        return sum(one.done for one in crowd.answers)
+
+    def minutes() -> int:
+        """In so many a busy machine had this done. They slide in steps of five seconds."""
+        return int(time.monotonic() - began + 5) // 60
+
+    with scene.crowd("nyc", lambda turn: f"now, {turn}", "storm", count=2, pause_s=0.1) as crowd:
         crowd.more(5 * STORM_LIMIT)
         assert scene.monitor.raises("SkerryQuotaStorm")
         one = listed(operator.run("skerry explain"), "storm", "rate_limit_exceeded")
         told = re.search(r"asked by storm, key (\w+)", operator.run("skerry explain ID", ID=one))
         assert told is not None
         assert told[1] == key_id(scene.keys["storm"])
-        assert cells(operator.run("skerry usage --by tenant"), "storm")[1] == str(STORM_LIMIT)
+        least = granted()
+        used = int(cells(operator.run("skerry usage --by tenant"), "storm")[1])
+        assert STORM_LIMIT <= least <= used <= granted() + 2  # written down before they are heard
+        assert used <= STORM_LIMIT * (1 + minutes())
         operator.run("skerry keys revoke ID", ID=told[1])
         assert until(lambda: {one.status for one in crowd.more(20)} == {401})
     refused = [one for one in crowd.answers if one.status == 429]
@@ -108,7 +125,8 @@ def test_a_quota_storm(scene: Scene, operator: Operator) -> None:
     assert all(int(one.headers["retry-after"]) >= 1 for one in refused)
     scene.keys["storm"], record = new_key("storm", now=0)
     append_new(scene.world.world.state / scene.world.world.topology.access.keys, [record])
-    assert scene.ask("nyc", "with a new key", "storm").status == 429
+    anew = scene.ask("nyc", "with a new key", "storm")
+    assert anew.status == 429 or minutes(), "what was used in the last minute counts for it too"
     more = scene.file_with(lambda now: with_limit(now, "storm", 100 * STORM_LIMIT))
     operator.run("skerry deploy EDGE --topology FILE", EDGE="nyc", FILE=more)
     assert scene.ask("nyc", "with a larger limit", "storm").done
@@ -156,12 +174,20 @@ def test_one_prefix_is_hot(scene: Scene, operator: Operator) -> None:
         "ams", lambda _: f"again and again: {TIDES * 2}", "crowd", count=everybody, tokens=60
     ) as crowd:
         assert scene.monitor.raises("SkerryHotPrefix")
-        regions = table(operator.run("skerry status"), "from-ams")
-        assert sum(int(cells(regions, one)[4]) for one in ("eu", "us")) > 0
-        one = listed(operator.run("skerry explain"), "crowd")
-        told = re.search(r"key: (\d+) of (\d+) text", operator.run("skerry explain ID", ID=one))
-        assert told is not None
-        assert told[1] == told[2]
+
+        def waiting() -> int:
+            regions = table(operator.run("skerry status"), "from-ams")
+            return sum(int(cells(regions, one)[4]) for one in ("eu", "us"))
+
+        def all_of_it_is_its_key() -> bool:
+            one = listed(operator.run("skerry explain"), "crowd")
+            told = operator.run("skerry explain ID", ID=one)
+            depth = re.search(r"key: (\d+) of (\d+) text", told)
+            assert depth is not None, told
+            return depth[1] == depth[2]
+
+        assert until(lambda: waiting() > 0)
+        assert until(all_of_it_is_its_key)
         used = operator.run("skerry usage --by tenant")
         assert int(cells(used, "crowd")[1]) >= everybody
         less = scene.file_with(lambda now: with_limit(now, "crowd", CROWD_LIMIT))
@@ -222,13 +248,14 @@ def test_a_region_is_lost(scene: Scene, operator: Operator) -> None:
         lines, broken = lines_of(begun), Answer(begun.status_code, begun.headers)
         while not take(broken, next(lines)):
             pass
-        others = [
-            pool.submit(scene.ask, "nyc", f"{n}{words}", max_tokens=len(words), **at_us)
-            for n in range(SLOTS)  # for the last one there is no place
-        ]
-        assert until(lambda: region_status(scene.world, "us")["active"] == SLOTS + 1)
-        for name in lost:
-            scene.world.kill(name)
+        with stopped_rank(scene.world, "us-1", "us"):  # so that none of them is over first
+            others = [
+                pool.submit(scene.ask, "nyc", f"{n}{words}", max_tokens=len(words), **at_us)
+                for n in range(SLOTS)  # for the last one there is no place
+            ]
+            assert until(lambda: region_status(scene.world, "us")["active"] == SLOTS + 1)
+            for name in lost:
+                scene.world.kill(name)
         for line in lines:
             take(broken, line)
         answers = [one.result() for one in others]
@@ -238,7 +265,11 @@ def test_a_region_is_lost(scene: Scene, operator: Operator) -> None:
     assert "failover" in {one.headers["x-skerry-route"] for one in answers if one.done}
     assert scene.monitor.raises("SkerryRegionSilent")
     assert scene.ask("nyc", "and now?", **at_us).done
-    assert cells(table(operator.run("skerry status"), "from-ams"), "us")[1] == "suspect"
+
+    def seen_by_ams() -> str:
+        return cells(table(operator.run("skerry status"), "from-ams"), "us")[1]
+
+    assert until(lambda: seen_by_ams() == "suspect")
     assert "failover" in operator.run("skerry explain")
     told = {"FILE": scene.topology, "FOLDER": scene.world.world.state}
     with (

@@ -21,7 +21,7 @@ from tests.tiny_text import write_tiny_folder
 from tests.world.faults import until
 from tests.world.scripted import CONTEXT, MODEL, ask, completion, region_status, topology
 
-IDLE_S = 3.0
+IDLE_S = 10.0
 """Enough to ask twice in it on a machine that is busy."""
 
 
@@ -82,7 +82,7 @@ def test_a_request_brings_one_node_and_it_goes_when_it_is_idle(sleepy: Sleepy) -
     assert sleepy.alive == ["one"]
     assert until(lambda: any("one is up after" in line for line in sleepy.said))
     (up,) = [line for line in sleepy.said if "one is up after" in line]
-    assert spent_s <= float(up.split()[4]) + 5.0, "it waited for the node, and for nothing else"
+    assert spent_s <= float(up.split()[4]) + 10.0, "it waited for the node, and for nothing else"
 
     again = ask(sleepy.world.edges["here"], completion("wake up", max_tokens=5))
     assert again.text == answer.text

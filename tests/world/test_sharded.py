@@ -17,7 +17,8 @@ from core.models.source import resolve_source
 from core.text.model import load_text
 from deploy.launcher import LocalWorld, run_world
 from deploy.status import edge_view
-from tests.world.scripted import ask
+from tests.world.faults import split
+from tests.world.scripted import Answer, ask
 
 pytestmark = [pytest.mark.world, pytest.mark.model]
 
@@ -35,7 +36,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
         yield world
 
 
-def unsplit() -> str:
+def unsplit(prompt: str) -> str:
     """What one rank answers, in the same arithmetic."""
     text = load_text(SOURCE)
     config = RankConfig(
@@ -46,8 +47,8 @@ def unsplit() -> str:
         engine = Engine(
             runner.load(lambda stage, fraction: None), runner, max_sequences=1, max_step_tokens=512
         )
-        prompt = tuple(text.encode_prompt(PROMPT))
-        spec = SequenceSpec(token_ids=prompt, max_tokens=TOKENS, temperature=0.0)
+        ids = tuple(text.encode_prompt(prompt))
+        spec = SequenceSpec(token_ids=ids, max_tokens=TOKENS, temperature=0.0)
         engine.handle(Run(SequenceId("a.1"), spec))
         tokens: list[int] = []
         while engine.step():
@@ -60,16 +61,20 @@ def unsplit() -> str:
 
 
 def test_a_split_model_says_what_an_unsplit_one_says(sharded: LocalWorld) -> None:
-    body: dict[str, object] = {
-        "model": "smollm2", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0,
-        "stream": True, "ignore_eos": True,
-    }  # fmt: skip
+    prompts: list[str] = []
     edge = sharded.edges["here"]
-    answer = ask(edge, body)
-    assert answer.done, answer.error
+
+    def asked(number: int) -> Answer:
+        prompts.append(f"{number}. {PROMPT}")
+        body: dict[str, object] = {
+            "model": "smollm2", "prompt": prompts[-1], "max_tokens": TOKENS, "temperature": 0,
+            "stream": True, "ignore_eos": True,
+        }  # fmt: skip
+        return ask(edge, body)
+
+    answer = split(asked)
     assert answer.facts["prefill"] == "home-prefill"
-    assert answer.facts["kv_bytes"] > 0
-    wanted = unsplit()
+    wanted = unsplit(prompts[-1])
     assert len(wanted) > 20
     assert answer.text.startswith(wanted)
     nodes = edge_view(edge).regions[0].status

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import httpx
@@ -12,15 +14,17 @@ import pytest
 
 from deploy.launcher import LocalWorld
 from tests.otlp import Collected, Told, collecting
+from tests.world.campaign import STALE_S, node, stopped_rank
 from tests.world.faults import alive, until
-from tests.world.scripted import MODEL, completion, region_status, scripted_world
+from tests.world.scripted import MODEL, completion, scripted_world
 
 pytestmark = pytest.mark.world
 
 WORD = "xylophone"
 LONG = f"keepers of the {WORD} count their boats. " * 40
-TRACE, ABOVE = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-UNSAMPLED = "1af7651916cd43dd8448eb211c80319c"
+TRACE, ABOVE = "0af7651916cd43dd8448eb211c80", "b7ad6b7169203331"
+UNSAMPLED = "1af7651916cd43dd8448eb211c80"
+"""What IDs of traces begin with."""
 
 
 @dataclass(slots=True)
@@ -30,6 +34,8 @@ class Seen:
     answers: dict[str, httpx.Response] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
     got: Collected | None = None
+    sampled: str = ""
+    unsampled: str = ""
 
     def id(self, case: str) -> str:
         return self.answers[case].headers["x-request-id"]
@@ -55,20 +61,48 @@ def asked(world: LocalWorld, prompt: str, trace: str = "", max_tokens: int = 5) 
     return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
 
 
-def _struck(world: LocalWorld, prompt: str, victim: str) -> httpx.Response:
-    """The answer to `prompt`, whose reading ends with the region's `victim`."""
-    region = asked(world, prompt[:2000]).headers["x-skerry-region"]
-    node = f"{region}-prefill"
+def _split(world: LocalWorld, name: str, trace: str, flags: str) -> tuple[httpx.Response, str]:
+    """The answer to a prompt that another node has read, and its trace, whose ID begins with
+    `trace`. What was measured of a busy machine may speak against that way for a while."""
+    for number in range(8):
+        id_ = f"{trace}{number:04x}"
+        answer = asked(world, f"{name} {number}: {LONG}", f"00-{id_}-{ABOVE}-{flags}")
+        if "x-skerry-prefill" in answer.headers:
+            return answer, id_
+    raise AssertionError("no prompt of eight was read by another node")
 
-    def reads() -> bool:
-        nodes = region_status(world, region)["nodes"]
-        return any(n["name"] == node and n.get("prefill_backlog_tokens", 0) > 0 for n in nodes)
 
-    with ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(asked, world, prompt)
-        assert until(reads)
-        world.kill(victim.format(region=region))
-        return caller.result(60)
+def _struck(world: LocalWorld, name: str, victim: str) -> httpx.Response:
+    """The answer to a prompt whose reading ends with the region's `victim`."""
+    for number in range(8):
+        prompt = f"{name} {number}: " + LONG * 7  # three seconds of reading
+        region = asked(world, prompt[:2000]).headers["x-skerry-region"]
+        with ThreadPoolExecutor(1) as pool:
+            caller = pool.submit(asked, world, prompt)
+            with ExitStack() as stopped:
+                if stopped_in_reading(world, region, caller.done, stopped):
+                    world.kill(victim.format(region=region))
+                    return caller.result(90)
+            caller.result(90)  # that one was read before anybody looked
+    raise AssertionError("no prompt of eight was caught in its reading")
+
+
+def stopped_in_reading(
+    world: LocalWorld, region: str, over: Callable[[], bool], stopped: ExitStack
+) -> bool:
+    """Whether the region's reader stands still in the middle of a prompt until `stopped` is closed;
+    False where the prompt was over first."""
+    name = f"{region}-prefill"
+
+    def backlog() -> int:
+        return int(node(world, name, region).get("prefill_backlog_tokens", 0))
+
+    assert until(lambda: over() or backlog() > 0), "neither read nor answered"
+    if over():
+        return False
+    stopped.enter_context(stopped_rank(world, name, region))
+    time.sleep(STALE_S)
+    return backlog() > 0
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +112,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     with collecting() as got:
         with scripted_world(folder, otlp=got.url) as world:
             # First what ends a router, with all that it has not told by then.
-            elsewhere = _struck(world, "elsewhere: " + LONG * 4, "{region}")
+            elsewhere = _struck(world, "elsewhere", "{region}")
             assert until(lambda: all(alive(world, region) for region in world.routers))
+            cold, seen.sampled = _split(world, "cold", TRACE, "01")
+            unsampled, seen.unsampled = _split(world, "unsampled", UNSAMPLED, "00")
             seen.answers = {
                 "elsewhere": elsewhere,
-                "cold": asked(world, "cold: " + LONG, f"00-{TRACE}-{ABOVE}-01"),
-                "unsampled": asked(world, "unsampled: " + LONG, f"00-{UNSAMPLED}-{ABOVE}-00"),
+                "cold": cold,
+                "unsampled": unsampled,
                 "refused": asked(world, "word " * 20_000),
-                "again": _struck(world, "again: " + LONG * 4, "{region}-prefill"),
+                "again": _struck(world, "again", "{region}-prefill"),
             }
             logs = world.logs
         # What ends has sent what it had.
@@ -103,7 +139,7 @@ def test_a_cold_split_request_is_one_trace_of_its_callers(seen: Seen) -> None:
     answer, spans = seen.answers["cold"], seen.spans("cold")
     assert answer.status_code == 200
     region = answer.headers["x-skerry-region"]
-    assert {span.trace for span in spans} == {TRACE}
+    assert {span.trace for span in spans} == {seen.sampled}
     edge = one(spans, "edge", f"text_completion {MODEL}")
     tried = one(spans, "edge", "attempt")
     router = one(spans, "router", "region")
@@ -142,7 +178,7 @@ def test_each_hop_has_one_line_of_a_request(seen: Seen) -> None:
         f"{region}-decode": ["answered"],
     }
     assert all(" outcome=ok " in said[0] for said in lines.values())
-    assert lines["ams"][0].endswith(f" trace={TRACE}")
+    assert lines["ams"][0].endswith(f" trace={seen.sampled}")
     usage = seen.answers["cold"].json()["usage"]
     assert f" prompt={usage['prompt_tokens']} " in lines[f"{region}-decode"][0]
 
@@ -150,7 +186,7 @@ def test_each_hop_has_one_line_of_a_request(seen: Seen) -> None:
 def test_who_is_not_sampled_leaves_lines_alone(seen: Seen) -> None:
     assert seen.answers["unsampled"].status_code == 200
     assert seen.got is not None
-    assert seen.got.trace(UNSAMPLED) == []
+    assert seen.got.trace(seen.unsampled) == []
     assert len(seen.lines("unsampled")) == 4
 
 

@@ -135,7 +135,7 @@ def test_a_router_may_die_before_the_first_delta(paired: LocalWorld) -> None:
 
 def test_a_node_drains_and_comes_back_and_nobody_notices(paired: LocalWorld) -> None:
     assert until(lambda: alive(paired))
-    body = completion("a long story: " + "and then the wind turned. " * 60)
+    body = completion("a long story: " + "and then the wind turned. " * 130)
     with streaming(paired.edges["edge"], body) as response:
         answer = Answer(response.status_code, response.headers)
         lines = lines_of(response)

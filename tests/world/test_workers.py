@@ -22,6 +22,7 @@ from deploy.worker import act
 from deploy.worker.fleet import Admin, Fleet, FleetError, fleet_of
 from edge.workers import tools
 from edge.workers.python.runtime import sandbox
+from tests.edge.workers.doubles import LOOPED
 from tests.world.faults import until
 from tests.world.scripted import streaming
 
@@ -75,21 +76,29 @@ def project(folder: Path, code: str, **settings: object) -> Path:
     return folder
 
 
+def streamed(world: LocalWorld, name: str) -> tuple[list[str], int]:
+    """The events of an answer that came as it was made, and for which time it was asked: where
+    everybody is late much of one may come at once."""
+    body: dict[str, object] = {"messages": [{"role": "user", "content": "a harbour"}]}
+    for asked in range(1, 6):
+        with streaming(world.edges["ams"], body, f"/w/{name}/") as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"] == "text/event-stream"
+            pieces = [chunk for chunk in response.iter_raw() if chunk]
+        if len(pieces) > 5:
+            return b"".join(pieces).decode().split("\n\n"), asked
+    raise AssertionError("no answer of five came as it was made")
+
+
 def test_the_chat_example_streams_and_is_counted(
     world: LocalWorld, deployed: Callable[[Path], str], client: httpx.Client
 ) -> None:
     name = deployed(EXAMPLES / "chat-typescript")
     assert name == "chat"
-    body: dict[str, object] = {"messages": [{"role": "user", "content": "a harbour"}]}
-    with streaming(world.edges["ams"], body, "/w/chat/") as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"] == "text/event-stream"
-        pieces = [chunk for chunk in response.iter_raw() if chunk]
-    events = b"".join(pieces).decode().split("\n\n")
+    events, times = streamed(world, "chat")
     data = [json.loads(one[6:]) for one in events if one.startswith("data: {")]
     text = "".join(one["response"] for one in data)
     assert "a harbour" in text
-    assert len(pieces) > 5, "it came as it was made"
     assert "data: [DONE]" in events
     for log in world.logs.iterdir():
         assert "a harbour" not in log.read_text(), "what was asked is in no log"
@@ -98,7 +107,7 @@ def test_the_chat_example_streams_and_is_counted(
     mine = [one for one in records if one.worker == "chat"]
     assert [(one.prompt, one.completion, one.tenant, one.dialect) for one in mine] == [
         (usage["prompt_tokens"], usage["completion_tokens"], "anonymous", "run")
-    ]
+    ] * times
     by_host = client.get(world.edges["nyc"], headers={"host": "chat.localhost:8787"})
     assert (by_host.status_code, by_host.text) == (405, "POST {messages} to chat\n")
     assert client.get(f"{world.edges['ams']}/w/chat").status_code == 308
@@ -110,12 +119,7 @@ def test_the_chat_example_in_python(
     if sandbox() is None:
         pytest.skip("bubblewrap is not installed, and Python Workers run in it")
     assert deployed(EXAMPLES / "chat-python") == "chat-python"
-    body: dict[str, object] = {"messages": [{"role": "user", "content": "a harbour"}]}
-    with streaming(world.edges["ams"], body, "/w/chat-python/") as response:
-        assert response.headers["content-type"] == "text/event-stream"
-        pieces = [chunk for chunk in response.iter_raw() if chunk]
-    assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
-    assert len(pieces) > 5, "it came as it was made"
+    assert streamed(world, "chat-python")[0][-2:] == ["data: [DONE]", ""]
     assert client.get(f"{world.edges['ams']}/w/chat-python/").status_code == 405
 
 
@@ -299,7 +303,7 @@ def test_what_fails_says_so_and_hurts_nobody_else(
     lines = tailed("fails")
     assert "Error: private words" in lines
     assert "at deep (deep.ts:4:" in lines, "places are those of the sources"
-    assert "held its thread for" in lines
+    assert LOOPED.search(lines)
     assert "says too much at once" in lines
 
     there("fills")  # of its own: one that may hold its thread for 1 s could be ended for that

@@ -133,18 +133,18 @@ def test_other_threads_run_while_a_long_text_is_read(bundled: TextModel) -> None
 
     def beat() -> None:
         nonlocal longest
-        last = time.perf_counter()
+        last = time.process_time()
         done = False
         while not done:
             done = read.wait(0.002)
-            now = time.perf_counter()
+            now = time.process_time()
             longest, last = max(longest, now - last), now
 
     other = threading.Thread(target=beat)
     other.start()
-    began = time.perf_counter()
+    began = time.process_time()
     ids = bundled.encode_prompt("the quick brown fox " * 50_000)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     read.set()
     other.join()
     assert len(ids) == 200_001

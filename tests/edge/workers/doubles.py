@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Final
 
@@ -9,6 +10,9 @@ from core.errors import WorkerRefused
 from edge.workers.bundle import Bundle, Kv, Language, Module, Service, Settings
 from edge.workers.runtime import Launch, Seat
 
+LOOPED = re.compile("held its thread for|did not answer its host for")
+"""Said of one that was ended while it looped. Where a busy machine hardly lets it compute, silence
+is all that its host can tell."""
 _PROCESS = r"""
 import json, os, select, socket, sys, threading, time
 fd, control, word, mark = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
@@ -27,7 +31,10 @@ def serve(listener, answer):
         head = connection.recv(65536).decode()
         body = answer(head.split(" ")[1] if head else "/", head)
         head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        connection.sendall(head + body)
+        try:
+            connection.sendall(head + body)
+        except OSError:
+            pass  # whoever asked has waited for long enough
         connection.close()
 
 def outside(path, head):

@@ -205,6 +205,7 @@ def test_when_a_worker_has_had_enough() -> None:
     assert isinstance(loops, End)
     assert "held its thread for 5.1 s" in loops.reason
     waiting = watch()
+    assert see(waiting, 1, 0.1, 50, False) == Fine()
     assert see(waiting, 6, 0.1, 50, False) == Fine(), "a machine that is busy with others"
     assert see(waiting, 29, 0.2, 50, False) == Fine()
     assert isinstance(see(waiting, 31, 0.3, 50, False), End)
@@ -213,7 +214,21 @@ def test_when_a_worker_has_had_enough() -> None:
         assert see(works, second, second, 50, True) == GiveWay(), "it answers: let it work"
     short = watch(0.3)
     assert isinstance(see(short, 0.5, 0.5, 50, False), End)
-    assert isinstance(see(watch(60), 5.1, 5.0, 50, False), End), "the world's limit holds"
+    long = watch(60)
+    assert see(long, 0.5, 0.5, 50, False) == GiveWay()
+    assert isinstance(see(long, 5.1, 5.0, 50, False), End), "the world's limit holds"
+
+
+def test_a_host_that_was_kept_away_ends_nobody_for_it() -> None:
+    watch = Watch(Workers(turn_s=5), Sample(0, 0, 50, True))
+    assert see(watch, 0.5, 0.5, 50, True) == GiveWay()
+    assert see(watch, 7.0, 6.9, 50, False) == GiveWay(), "nobody has asked it for 6.5 s"
+    assert see(watch, 7.1, 7.0, 50, True) == Fine(), "it was in the middle of a turn"
+    assert see(watch, 14.0, 13.9, 50, False) == GiveWay()
+    assert see(watch, 18.9, 18.8, 50, False) == GiveWay()
+    loops = see(watch, 19.1, 19.0, 50, False)
+    assert isinstance(loops, End)
+    assert "held its thread for 5.1 s" in loops.reason
 
 
 def test_who_computes_gives_way_until_it_is_calm_again() -> None:

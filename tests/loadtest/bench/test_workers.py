@@ -86,18 +86,20 @@ def test_a_refused_request_ends_the_contestant_and_not_the_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "why", "start_s"),
     [
-        ("import sys; sys.stderr.write('no such library'); sys.exit(3)", "no such library"),
-        ("import time; time.sleep(60)", "no answer in"),
-        ("print('hello', flush=True); input()", "something else than expected"),
-        ('print(\'{"error": "no memory"}\', flush=True); input()', "no memory"),
+        ("import sys; sys.stderr.write('no such library'); sys.exit(3)", "no such library", 60.0),
+        ("import time; time.sleep(60)", "no answer in", 1.0),
+        ("print('hello', flush=True); input()", "something else than expected", 60.0),
+        ('print(\'{"error": "no memory"}\', flush=True); input()', "no memory", 60.0),
     ],
 )
-def test_a_bad_start_is_told_and_leaves_no_process(tmp_path: Path, code: str, why: str) -> None:
+def test_a_bad_start_is_told_and_leaves_no_process(
+    tmp_path: Path, code: str, why: str, start_s: float
+) -> None:
     before = set(psutil.Process().children())
     with pytest.raises(ContestantFailed, match=why):
-        start(tmp_path, ["-c", code], start_s=1.0)
+        start(tmp_path, ["-c", code], start_s=start_s)
     left = set(psutil.Process().children()) - before
     assert not [child for child in left if child.status() != "zombie"]
 

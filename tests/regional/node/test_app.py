@@ -132,10 +132,12 @@ def test_a_stop_signal_lets_answers_finish(tmp_path: Path, number: signal.Signal
             writer.say(start("a.1", work(PROMPT)))
             await desk.until(lambda: len(desk.outputs("a.1")) > 2)
             rank = await rank_of(front)
+            rank.suspend()  # so that the answer is not over before we have asked for another
             front.send_signal(number)
             await desk.until(lambda: desk.of("heartbeat")[-1].heartbeat.draining)
             writer.say(start("b.1", work(PROMPT)))
             assert (await desk.failed("b.1")).code == "draining"
+            rank.resume()
             assert answer_ids(await desk.ended("a.1"))[:-1] == SPOKEN
             assert await ended(front) == 0
             await desk.until(lambda: bool(desk.of("leaving")))  # it may still be on its way

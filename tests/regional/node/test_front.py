@@ -209,7 +209,7 @@ def test_a_deadline_before_the_first_token_is_a_failure() -> None:
 
 def test_a_deadline_within_the_answer_is_a_fault() -> None:
     async def test(node: FakeNode) -> None:
-        node.say(start("a.1", work(PROMPT, deadline_s=0.1)))
+        node.say(start("a.1", work(PROMPT, deadline_s=1.0)))
         await node.desk.until(lambda: bool(node.desk.outputs("a.1")))
         node.rank.paused = True
         events = await node.desk.ended("a.1")

@@ -15,7 +15,7 @@ NODES = (("p", "prefill"), ("d", "decode"))
 PROMPTS = ["".join(chr(97 + (n * n + k) % 26) for n in range(90)) for k in range(5)]
 ROOMY, FULL = 100, 24
 """Blocks of a pool. A prompt takes six."""
-LEASE_S = 0.6
+LEASE_S = 2.0
 
 
 async def until(ready: Callable[[], bool]) -> None:

@@ -106,16 +106,16 @@ def test_a_rank_that_hangs_is_killed_and_named() -> None:
     """A stopped process, or one in a deadlock, keeps its socket: only its silence tells."""
 
     async def go() -> None:
-        patience = Patience(serving_s=1.0, look_s=0.1)
+        patience = Patience(serving_s=2.0, look_s=0.1)
         async with rank(config=PULSING, patience=patience) as link:
             await link.ready()
             with pytest.raises(TimeoutError):  # idle, it pulses: patience is never at its end
-                async with asyncio.timeout(1.5):
+                async with asyncio.timeout(3.0):
                     await link.lost()
             os.kill(link.pid, signal.SIGSTOP)
             async with asyncio.timeout(30):
                 error = await link.lost()
-            assert f"rank 0 of node n1 (pid {link.pid}) was silent for 1 s" in str(error)
+            assert f"rank 0 of node n1 (pid {link.pid}) was silent for 2 s" in str(error)
 
     asyncio.run(go())
 
@@ -135,14 +135,14 @@ def test_a_rank_that_hangs_while_it_loads_has_a_limit_of_its_own() -> None:
 
 def test_a_front_that_was_frozen_does_not_blame_its_rank() -> None:
     async def go() -> None:
-        async with rank(config=PULSING, patience=Patience(serving_s=1.0, look_s=0.1)) as link:
+        async with rank(config=PULSING, patience=Patience(serving_s=2.0, look_s=0.1)) as link:
             await link.ready()
             os.kill(link.pid, signal.SIGSTOP)  # both are, as when a laptop sleeps
-            time.sleep(1.2)  # our loop stands still
+            time.sleep(2.2)  # our loop stands still
             await asyncio.sleep(0.3)  # we wake first, and look
             os.kill(link.pid, signal.SIGCONT)
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.2):
+                async with asyncio.timeout(2.2):
                     await link.lost()
 
     asyncio.run(go())
