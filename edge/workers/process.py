@@ -21,7 +21,8 @@ from edge.workers.output import Reader
 from edge.workers.runtime import Launch
 from edge.workers.watch import End, Sample
 
-START_S = 15.0
+START_S = 30.0
+"""Two cores that other processes want need seconds for what takes one of them a tenth of one."""
 START_CPU_S = 1.0
 """What a process may compute before it is up, beyond a turn."""
 POLL_S = 0.005
@@ -99,7 +100,9 @@ class Process:
                 raise WorkerRefused(self._reader.last or "its process ended without a word")
             if asyncio.get_running_loop().time() > end:
                 raise WorkerRefused(
-                    f"it was not up after {START_S:g} s; is there a loop at its top?"
+                    f"it was not up after {START_S:g} s, {_cpu_s(self.pid):.1f} s of them"
+                    " computing: either it waits at its top for what does not come, or this"
+                    " machine is too busy to start it"
                 )
             if _cpu_s(self.pid) > most_cpu_s:
                 raise WorkerRefused(

@@ -62,8 +62,14 @@ serve(socket.socket(fileno=fd), outside)
 """
 
 
+_NEVER_UP = {
+    "broken": "import sys; sys.exit('broken as it is')",
+    "waits": "import time; time.sleep(60)",
+}
+
+
 class Words:
-    """A Worker's code is the word that it says; "broken" does not start."""
+    """A Worker's code is the word that it says; "broken" does not start, "waits" never does."""
 
     language: Final[Language] = "javascript"
 
@@ -71,7 +77,7 @@ class Words:
         word = bundle.modules[0].body.decode()
         if word == "refused":
             raise WorkerRefused("this word is refused")
-        code = "import sys; sys.exit('broken as it is')" if word == "broken" else _PROCESS
+        code = _NEVER_UP.get(word, _PROCESS)
         argv = (sys.executable, "-S", "-c", code, str(seat.listener), str(seat.control), word,
                 seat.mark)  # fmt: skip
         return Launch(argv, {"SECRET": seat.secrets.get("SECRET", "-")})

@@ -121,6 +121,17 @@ async def test_versions_are_served_rolled_back_and_kept(folder: Path) -> None:
         assert host.rows() == []
 
 
+async def test_one_that_does_not_come_up_is_not_said_to_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits, or its machine has no time for it."""
+    monkeypatch.setattr("edge.workers.process.START_S", 0.5)
+    async with hosting(folder) as (host, _):
+        with pytest.raises(WorkerRefused, match=r"not up after 0\.5 s, .* of them computing"):
+            await host.stage("w", pack(bundle_of("waits")), tenant="t")
+        assert host.rows() == []
+
+
 async def test_what_is_refused_changes_nothing(folder: Path) -> None:
     async with hosting(folder) as (host, table):
         await serve(host, "one", routes=("w.localhost/a/*",))
