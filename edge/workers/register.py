@@ -10,7 +10,7 @@ from core.config_workers import Workers
 from core.errors import WorkerRefused
 from edge.workers.bundle import Settings
 from edge.workers.cron import read_cron
-from edge.workers.routes import check_route, conflict
+from edge.workers.routes import check_own_host, check_route, conflict
 from edge.workers.table import Entry, digest_token, write_table
 from edge.workers.unit import Unit
 
@@ -81,6 +81,8 @@ def check_settings(
     taken = {name: one.settings.routes for name, one in served.items()}
     if (why := conflict(settings.name, settings.routes, taken)) is not None:
         raise WorkerRefused(why, param="routes")
+    for pattern in settings.routes:
+        check_own_host(pattern, limits.domain, settings.name)
     for cron in settings.crons:
         read_cron(cron)
     for one in settings.services:

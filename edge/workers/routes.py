@@ -73,15 +73,34 @@ def check_route(pattern: str, zones: Iterable[str]) -> Route:
     return route
 
 
+def check_own_host(pattern: str, domain: str, mine: str) -> None:
+    """`NAME.domain` is the host of the Worker of that name, also of one that is still to come.
+    Raises WorkerRefused for a route of another one that names it, or all of them."""
+    route = read_route(pattern)
+    label, _, above = route.host.partition(".")
+    if route.any_host:
+        taken = route.host.removeprefix(".") == domain
+    else:
+        taken = above == domain and label != mine
+    if taken:
+        whose = "all Workers" if route.any_host else f"the Worker {label!r}"
+        raise _bad(
+            pattern,
+            f"this host belongs to {whose}: under {domain} each has NAME.{domain} to itself. Name"
+            f" {mine}.{domain}, a host below it, or one of another domain (workers.zones)",
+        )
+
+
 class Routes(Generic[_T]):
     """What the routes of all Workers lead to."""
 
     def __init__(self, routes: Sequence[tuple[Route, _T]] = ()) -> None:
         self._routes = sorted(routes, key=lambda pair: pair[0].rank, reverse=True)
 
-    def find(self, host: str, path: str) -> _T | None:
+    def find(self, host: str, path: str, of: _T | None = None) -> _T | None:
+        """`of`: whose host this is; no route of another one leads away from it."""
         for route, target in self._routes:
-            if route.matches(host, path):
+            if of in (None, target) and route.matches(host, path):
                 return target
         return None
 

@@ -96,10 +96,10 @@ class Table:
             return None
         name = host.rpartition(":")[0] if host[-1:].isdigit() and ":" in host else host
         name = name.lower().removesuffix(".")
-        found = self._routes.find(name, path)
-        if found is None and name.endswith(self._suffix):
-            found = self._named.get(name[: -len(self._suffix)])
-        return found
+        own = None
+        if name.endswith(self._suffix):
+            own = self._named.get(name[: -len(self._suffix)])
+        return self._routes.find(name, path, own) or own
 
     def _look(self) -> None:
         stamp = self._read_stamp()

@@ -17,7 +17,7 @@ from edge.workers.capnp import Embed, Value, Word, quoted, render
 from edge.workers.cron import read_cron
 from edge.workers.logs import BURST_BYTES, LINES, Budget, LogBook
 from edge.workers.output import Reader
-from edge.workers.routes import Routes, check_route, conflict, read_route
+from edge.workers.routes import Routes, check_own_host, check_route, conflict, read_route
 from edge.workers.sourcemap import SourceMap
 from edge.workers.table import Entry, Table, write_table
 from edge.workers.watch import End, Fine, GiveWay, Recover, Sample, Watch
@@ -77,6 +77,30 @@ def test_routes_stay_in_their_zones(pattern: str, good: bool) -> None:
     else:
         with pytest.raises(WorkerRefused, match="cannot be served"):
             check_route(pattern, zones)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good"),
+    [
+        ("vic.workers.example.org/*", False),
+        ("https://VIC.workers.example.org", False),
+        ("*.workers.example.org/*", False),
+        ("*workers.example.org/*", False),
+        ("mine.workers.example.org/a/*", True),
+        ("a.vic.workers.example.org/*", True),
+        ("*.mine.workers.example.org/*", True),
+        ("shop.example.org/*", True),
+        ("*.example.org/*", True),
+    ],
+)
+def test_a_route_takes_no_other_workers_own_host(pattern: str, good: bool) -> None:
+    domain = "workers.example.org"
+    assert check_route(pattern, ["example.org", domain]).path
+    if good:
+        check_own_host(pattern, domain, "mine")
+    else:
+        with pytest.raises(WorkerRefused, match=r"has NAME\.workers\.example\.org to itself"):
+            check_own_host(pattern, domain, "mine")
 
 
 def test_one_route_of_two_workers_is_named() -> None:
@@ -329,7 +353,10 @@ def test_a_table_is_seen_as_soon_as_it_is_written(tmp_path: Path) -> None:
     write_table(path, [entry("w", "2"), entry("v", "1")])
     assert table.named("w") == entry("w", "2")
     assert table.of_host("shop.org", "/a/1") is None
+    write_table(path, [entry("w", "2"), entry("v", "1", "w.localhost/*", "*localhost/*")])
+    assert table.of_host("w.localhost", "/") == table.named("w"), "nobody takes its host"
+    assert table.of_host("u.localhost", "/") == table.named("v")
     path.write_bytes(b"torn")
-    assert table.named("v") == entry("v", "1"), "what was known holds"
+    assert table.named("v") is not None, "what was known holds"
     path.unlink()
     assert table.named("v") is None
