@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
 import shutil
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from core.errors import WorkerRefused
 from edge.crew.watch import answers
 from edge.workers.output import Reader
 from edge.workers.runtime import Launch
+from edge.workers.tree import limit, starting, tree_of
 from edge.workers.watch import End, Sample
 
 START_S = 30.0
@@ -26,16 +26,17 @@ START_S = 30.0
 START_CPU_S = 1.0
 """What a process may compute before it is up, beyond a turn."""
 POLL_S = 0.005
+STARTING_S = 0.1
+"""Between two looks at one that starts: most are up before the first."""
 OTHERS_EACH = 10
 """Samples from one search for processes that a Worker started to the next."""
 ASK_S, ASK_UP_S = 0.1, 0.4
 """How long a sample waits for an answer, which then stays asked for; one question at the start."""
 SILENT_S = 3600.0
-DATA_FACTOR = 2
-"""The kernel's limit, in limits of memory: it stops what fills up between two samples."""
-FILES = 1024
 LOWEST = 19
-_OUT_OF_MEMORY = ("out of memory", "Cannot allocate memory")
+_OUT_OF_MEMORY = (
+    "out of memory", "Cannot allocate memory", "MemoryError", "buffer allocation failed",
+)  # fmt: skip
 
 
 class Process:
@@ -69,7 +70,8 @@ class Process:
         return int(self._tree[-1].pid)
 
     async def start(self, listener: int, limits: Workers, clock: Callable[[], float]) -> Sample:
-        """Returns what it takes while it is empty. Raises WorkerRefused with what it said."""
+        """Returns a sample of it while it is empty: what its code took at its top is its own.
+        Raises WorkerRefused with what it said."""
         self._process = await asyncio.create_subprocess_exec(
             *(*_leash(), *self._launch.argv),
             stdin=asyncio.subprocess.DEVNULL,
@@ -82,34 +84,52 @@ class Process:
         assert self._process.stdout is not None, "it is a pipe"
         self._reading = asyncio.create_task(self._reader.read(self._process.stdout))
         try:
-            await self._wait_until_up(limits.turn_s + START_CPU_S)
-            self._tree = _tree(self.pid) if self._launch.wrapped else [psutil.Process(self.pid)]
+            await self._wait_until_up(limits)
+            self._tree = tree_of(self.pid) if self._launch.wrapped else [psutil.Process(self.pid)]
             self._usual = self._tree[-1].nice()
-            _limit(self._tree[-1].pid, limits)
-            return self._look(clock(), answered=True)
+            limit(self._tree[-1].pid, limits.memory_mb)
+            first = self._look(clock(), answered=True)
+            self._check_memory(first.memory_mb, limits)
+            return replace(first, memory_mb=min(first.memory_mb, self._launch.empty_mb))
         except BaseException:
             await self.end(0.0)
             raise
 
-    async def _wait_until_up(self, most_cpu_s: float) -> None:
+    async def _wait_until_up(self, limits: Workers) -> None:
         """Whoever waits for it at its socket may have it loop before it is up."""
-        end = asyncio.get_running_loop().time() + START_S
+        loop, most_cpu_s = asyncio.get_running_loop(), limits.turn_s + START_CPU_S
+        end = loop.time() + START_S
+        next_look = loop.time() + STARTING_S
         while not await answers(self._control, ASK_UP_S):
             if self._process.returncode is not None:
                 await asyncio.wait({self._reading})
+                if self._had_no_memory:
+                    raise WorkerRefused("it filled its memory at its top (workers.memory_mb)")
                 raise WorkerRefused(self._reader.last or "its process ended without a word")
-            if asyncio.get_running_loop().time() > end:
-                raise WorkerRefused(
-                    f"it was not up after {START_S:g} s, {_cpu_s(self.pid):.1f} s of them"
-                    " computing: either it waits at its top for what does not come, or this"
-                    " machine is too busy to start it"
-                )
-            if _cpu_s(self.pid) > most_cpu_s:
-                raise WorkerRefused(
-                    f"it was not up after {most_cpu_s:g} s of computing: there is a loop at its"
-                    " top, or in what is asked of it first (workers.turn_s)"
-                )
+            if loop.time() >= next_look:
+                took = starting(self.pid, limits.memory_mb)
+                next_look = loop.time() + STARTING_S
+                self._check_memory(took.memory_mb, limits)
+                if took.cpu_s > most_cpu_s:
+                    raise WorkerRefused(
+                        f"it was not up after {most_cpu_s:g} s of computing: there is a loop at its"
+                        " top, or in what is asked of it first (workers.turn_s)"
+                    )
+                if loop.time() > end:
+                    raise WorkerRefused(
+                        f"it was not up after {START_S:g} s, {took.cpu_s:.1f} s of them"
+                        " computing: either it waits at its top for what does not come, or this"
+                        " machine is too busy to start it"
+                    )
             await asyncio.sleep(POLL_S)
+
+    def _check_memory(self, memory_mb: float, limits: Workers) -> None:
+        used_mb = memory_mb - self._launch.empty_mb
+        if used_mb > limits.memory_mb:
+            raise WorkerRefused(
+                f"it filled its memory at its top: {used_mb:.0f} MB, and the limit is"
+                f" {limits.memory_mb} MB (workers.memory_mb)"
+            )
 
     async def sample(self, now: Callable[[], float]) -> Sample | None:
         """None once it has ended."""
@@ -170,11 +190,15 @@ class Process:
         code = await self._process.wait()
         await asyncio.wait({self._reading})
         await self._ask_no_more()
-        if any(sign in self._reader.last for sign in _OUT_OF_MEMORY):
+        if self._had_no_memory:
             return End("it filled its memory (workers.memory_mb)", "memory")
         if code < 0:
             return End(f"its process was killed by {signal.Signals(-code).name}")
         return End(f"its process ended with code {code}")
+
+    @property
+    def _had_no_memory(self) -> bool:
+        return any(sign in self._reader.last for sign in _OUT_OF_MEMORY)
 
     async def end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after the grace. Idempotent."""
@@ -202,42 +226,8 @@ class Process:
                 self._process.send_signal(number)
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    """From `pid` down to the innermost process."""
-    tree = [psutil.Process(pid)]
-    while children := tree[-1].children():
-        tree.append(children[0])
-    return tree
-
-
-def _cpu_s(pid: int) -> float:
-    """0 for a process that has ended."""
-    with suppress(psutil.NoSuchProcess):
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    return 0.0
-
-
 def _leash() -> tuple[str, ...]:
     """Where the system has it: the kernel ends the process when its host dies."""
     if sys.platform != "linux" or (setpriv := shutil.which("setpriv")) is None:
         return ()
     return setpriv, "--pdeathsig", "KILL", "--"
-
-
-def _limit(pid: int, limits: Workers) -> None:
-    """Beyond what it takes while it is empty. Only Linux lets one do this from outside."""
-    if sys.platform != "linux":
-        return
-    data = _data_bytes(pid) + DATA_FACTOR * (limits.memory_mb << 20)
-    with suppress(ProcessLookupError):
-        resource.prlimit(pid, resource.RLIMIT_DATA, (data, data))
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-
-
-def _data_bytes(pid: int) -> int:
-    """What the kernel counts against RLIMIT_DATA."""
-    with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
-        pages = int(statm.read().split()[5])
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -59,12 +59,14 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A command, without a shell; `environment` is all that it gets of one. `wrapped`: the Worker
-    is the innermost process below it. `descriptors` stay open in it, besides the listener's."""
+    is the innermost process below it. `descriptors` stay open in it, besides the listener's.
+    `empty_mb`: what its processes take without any code of a Worker, a little more than less."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     wrapped: bool = False
     descriptors: tuple[int, ...] = ()
+    empty_mb: float = 48.0
 
 
 class Thrown(msgspec.Struct, frozen=True):

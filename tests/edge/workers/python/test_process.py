@@ -209,6 +209,25 @@ async def test_what_fills_its_memory_is_ended_and_started_again() -> None:
         assert any("it filled its memory" in line.message for line in around.lines("host"))
 
 
+@pytest.mark.parametrize(
+    ("top", "why"),
+    [
+        ("while True:\n    pass\n", "there is a loop at its top"),
+        ("held = b'x' * 200_000_000\n", r"filled its memory at its top: .* the limit is 64 MB"),
+        ("held = []\nwhile True:\n    held.append(b'x' * 1_000_000)\n", "filled its memory at its"),
+    ],
+)
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_what_it_does_at_its_top_is_limited_as_well(
+    top: str, why: str, trusted: bool
+) -> None:
+    if not trusted:
+        needed("bwrap")
+    with pytest.raises(WorkerRefused, match=why):
+        async with running(top + worker("return Response('up')"), trusted=trusted):
+            pass
+
+
 async def test_turns_one_after_the_other_are_no_loop() -> None:
     """Each is short; all of them are longer than the limit of one."""
     async with running(ALL, limits=Workers(turn_s=1.5), trusted=True) as around:
