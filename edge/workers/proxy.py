@@ -43,6 +43,9 @@ CONNECT_S = 20.0
 """A process that is being started answers once it is up."""
 IDLE_S = 3.0
 """Less than workerd keeps idle connections for: a request never meets the end of one."""
+HEAD_BYTES, HEAD_FIELDS = 128 << 10, 4096
+"""Of an answer, all its headers together:
+https://developers.cloudflare.com/workers/platform/limits/."""
 _SANDBOX = (b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups")
 _RUNTIME_SAYS = {
     "did not resolve to 'Response'": "returned something that is no Response",
@@ -51,6 +54,10 @@ _RUNTIME_SAYS = {
     "Array buffer allocation failed": "filled its memory (workers.memory_mb)",
 }
 """What is said of a Worker by its runtime, and what callers may be told of it."""
+_HEAD = (
+    f"answered with headers that cannot be passed on: all of them together may have"
+    f" {HEAD_BYTES >> 10} KiB, and {HEAD_FIELDS} may be given"
+)
 _RETURNED = re.compile(r"fetch returned (a \w{1,40}|None), not a Response")
 """Said by the runtime of Python Workers."""
 
@@ -76,6 +83,8 @@ class Upstream:
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             read_bufsize=64 << 10,
+            max_field_size=HEAD_BYTES,
+            max_headers=HEAD_FIELDS,
         )
         self._session._retry_connection = False  # what made a Worker end must not be sent again
 
@@ -167,6 +176,9 @@ class Passage:
             ) from error
         except aiohttp.ClientConnectorError:
             raise  # there is nobody
+        except aiohttp.ClientResponseError as error:  # its head cannot be read
+            _log.warning("worker's head refused name=%s why=%s", self._entry.name, error.message)
+            raise self._failed(_HEAD) from error
         except (aiohttp.ClientError, OSError) as error:
             if upload.error is not None:
                 raise upload.error from error
@@ -193,6 +205,8 @@ class Passage:
         async with answer:
             if THREW_HEADER in answer.headers:
                 raise self._threw(await answer.read())
+            if sum(len(name) + len(value) for name, value in answer.raw_headers) > HEAD_BYTES:
+                raise self._failed(_HEAD)
             await send(
                 {
                     "type": "http.response.start",

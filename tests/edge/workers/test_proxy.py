@@ -201,6 +201,22 @@ async def test_a_caller_that_leaves_early_is_told_too(folder: Path) -> None:
         assert asking.cancelled()
 
 
+async def test_headers_of_an_answer_may_be_as_long_as_cloudflares(folder: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        many, size = (int(one) for one in request.query_string.split(","))
+        return web.Response(text="well", headers=[("x-a", "a" * size)] * many)
+
+    async with passing(folder, handler) as client:
+        for given in ("1,100000", "3000,20", "12,9000"):
+            answer = await client.get(f"/w/w/?{given}")
+            assert (answer.status_code, answer.text) == (200, "well")
+        for given in ("1,140000", "4200,1", "20,9000"):
+            refused = await client.get(f"/w/w/?{given}")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (500, "worker_failed")
+            assert "'w' answered with headers that cannot be passed on" in refused.text
+            assert "128 KiB" in refused.text
+
+
 async def test_what_goes_wrong_is_named(folder: Path) -> None:
     gate = asyncio.Event()
     asked: list[str] = []
