@@ -127,7 +127,7 @@ class Intake:
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         request = GenerateRequest(
             id=request_id,
-            model=self._model(body.model),
+            model=self.model_named(body.model),
             messages=messages,
             prompt=prompt,
             sampling=sampling(body, limit, default_limit),
@@ -143,7 +143,8 @@ class Intake:
             affinity=body.prompt_cache_key or None,
         )
 
-    def _model(self, name: str) -> ModelName:
+    def model_named(self, name: str) -> ModelName:
+        """By its name or an alias. Raises ModelNotFound."""
         canonical = self.topology.canonical_model(name)
         if canonical is None:
             raise unknown_model(self.topology, name)

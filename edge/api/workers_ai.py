@@ -85,13 +85,13 @@ class RunIntake:
 
     def run(self, model: str, raw: bytes, request_id: RequestId) -> Parsed:
         """A body of `/ai/run/{model}`. Raises InvalidRequest and its kinds, ModelNotFound."""
-        check_name(model)
+        self._check(model)
         return self._run(model, decode(RunBody, raw), request_id)
 
     def queued(self, model: str, raw: bytes, request_id: RequestId) -> list[tuple[Parsed, str]]:
         """The requests of a batch, each with its external reference ("" for none), refused as
         `run` does with the number of the one that does not fit. Request ids count from 0."""
-        check_name(model)
+        self._check(model)
         found: list[tuple[Parsed, str]] = []
         for i, one in enumerate(_submitted(raw)):
             at = f"requests[{i}]"
@@ -107,6 +107,11 @@ class RunIntake:
                 raise type(error)(f"{at}: {error.message}", param=param) from error
             found.append((parsed, one.external_reference or ""))
         return found
+
+    def _check(self, model: str) -> None:
+        """First: inputs that do not fit may be those of another model's task."""
+        check_name(model)
+        self.openai.model_named(model)
 
     def chat(self, raw: bytes, request_id: RequestId) -> Parsed:
         """A body of `/ai/v1/chat/completions`."""

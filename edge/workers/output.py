@@ -19,6 +19,7 @@ DROP_S = 0.001
 _PLACE = re.compile(r"(?:file:///bundle/)?(?P<file>[\w.-]+\.m?js):(?P<line>\d+):(?P<column>\d+)")
 """With newer compatibility dates workerd names modules as URLs."""
 _STACKS = ("stack:", "*** Received signal", "<--- Last few GCs")
+_BLOCKED = re.compile(r".*: (?P<what>connecting to \S+ is not allowed)")
 _NOISE = re.compile(r"\nstack: .*|; sentryErrorContext.*|; wdErrId.*", re.DOTALL)
 
 
@@ -92,6 +93,8 @@ class Reader:
             self._take_run(said.message.removeprefix(self._mark))
             return
         message = self.readable(_NOISE.sub("", said.message))
+        if said.source and (blocked := _BLOCKED.fullmatch(message)):  # the Worker hears nothing
+            message = f"fetch: {blocked['what']} (workers.fetch of the topology)"
         if said.level in ("error", "fatal"):
             self.last = message
         self._book.say(self._version, said.level, message)

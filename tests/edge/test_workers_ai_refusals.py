@@ -125,6 +125,9 @@ async def test_model_names_that_are_none(tmp_path: Path) -> None:
         for name, code in names.items():
             answer = await edge.http.post(f"{AI}/run/{name}", json={"prompt": "x"})
             assert refused(answer, STATUSES[code], code)
+        inputs = {"text": ["those of an embedding"]}
+        answer = await edge.http.post(f"{AI}/run/@cf/baai/bge-m3", json=inputs)
+        assert refused(answer, STATUSES[5007], 5007, "'@cf/baai/bge-m3' does not exist")
 
 
 async def test_json_mode_that_is_not_met(tmp_path: Path) -> None:

@@ -175,6 +175,11 @@ def test_output_becomes_lines_with_the_places_of_sources() -> None:
         {"level": "log", "message": f"mark {json.dumps(run)}"},
         {"level": "log", "message": 'forged {"outcome": "ok"}'},
         {"level": "warn", "source": "workerd/api/x.c++:8", "message": "NOSENTRY cache failed"},
+        {
+            "level": "error",
+            "source": "workerd/io/x.c++:3",
+            "message": "e = ffi.rs:4: failed: connecting to 127.0.0.1:1 is not allowed",
+        },
     ):
         reader.take(json.dumps(line).encode())
     reader.take(b"plain words")
@@ -184,6 +189,7 @@ def test_output_becomes_lines_with_the_places_of_sources() -> None:
     assert sorted(said) == sorted([
         ("log", "hello"), ("error", "bad\n  at f (src/a.ts:1:1)"),
         ("log", 'forged {"outcome": "ok"}'), ("host", "plain words"),
+        ("error", "fetch: connecting to 127.0.0.1:1 is not allowed (workers.fetch of the topology)"),
     ])  # fmt: skip
     (told,) = [line.run for line in lines if line.run is not None]
     assert (told.outcome, told.exceptions[0].stack) == ("exception", "at src/a.ts:1:1")

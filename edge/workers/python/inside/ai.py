@@ -13,7 +13,7 @@ from .headers import Headers
 from .messages import FetchResponse, Request, Response
 from .outside import Outside, path_of
 from .streams import ReadableStream
-from .values import plain, wrap
+from .values import as_text, plain, wrap
 
 KNOWN = ("gateway", "extraHeaders", "returnRawResponse", "queueRequest", "rejectIfBusy",
          "signal", "prefix", "tags", "sessionOptions")  # fmt: skip
@@ -40,7 +40,7 @@ class Ai:
             raise TypeError("AI.run: the inputs are a dictionary or an object")
         given = {**(options or {}), **named}
         _refuse_unknown(given, KNOWN, "option")
-        body = json.dumps(plain(inputs), ensure_ascii=False)
+        body = as_text(inputs)
         plan = _caching(given.get("gateway"))
         key = None if plan is None else plan[1] or _digest(f"{model}\n{body}")
         answer = None if key is None else await self._cached(key)

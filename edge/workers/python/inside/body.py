@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from .headers import Headers
 from .streams import ReadableStream, as_bytes
-from .values import JsArray, JsObject, plain
+from .values import JsArray, JsObject, as_text
 
 Bytes = bytes
 Source = bytes | ReadableStream | None
@@ -162,7 +162,7 @@ def source_of(body: Any) -> tuple[Source, str | None]:
 
 
 def as_json(data: Any) -> bytes:
-    return json.dumps(plain(data), ensure_ascii=False, separators=(",", ":")).encode()
+    return as_text(data).encode()
 
 
 async def _one(data: bytes) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from .body import Blob, File, FormData
 from .headers import Headers
 from .messages import Request, Response
 from .streams import ReadableStream, TransformStream, WritableStream
-from .values import JsArray, JsObject, from_entries, plain, wrap
+from .values import JsArray, JsObject, as_text, from_entries, wrap
 
 __all__ = [
     "JSON", "URL", "Array", "Blob", "Date", "File", "FormData", "Headers", "Math", "Object",
@@ -65,7 +65,7 @@ class Array:
 
 class _Json:
     def stringify(self, value: Any, *_: Any) -> str:
-        return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"))
+        return as_text(value)
 
     def parse(self, text: str) -> Any:
         return wrap(json.loads(text))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -57,6 +59,26 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     return value
+
+
+def as_text(value: Any) -> str:
+    """As `JSON.stringify` writes it: what is no number in JSON is null."""
+    try:
+        return _dumps(plain(value))
+    except ValueError:
+        return _dumps(_finite(plain(value)))
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_entries(entries: Iterable[Iterable[Any]]) -> JsObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from math import inf, nan
 
 import pytest
 
@@ -92,6 +93,7 @@ def test_objects_as_javascript_has_them() -> None:
     assert Object.fromEntries([["a", 1]]).a == 1
     assert isinstance(to_js({"a": {"b": 1}}, dict_converter=Object.fromEntries).a, JsObject)
     assert json.loads(JSON.stringify({"a": found})) == {"a": found.to_py()}
+    assert JSON.stringify({"a": [nan, -inf, 1.5]}) == '{"a":[null,null,1.5]}'
     proxy = create_proxy(lambda: 7)
     assert proxy() == 7
     proxy.destroy()
