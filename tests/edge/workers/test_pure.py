@@ -189,7 +189,8 @@ def test_output_becomes_lines_with_the_places_of_sources() -> None:
     assert sorted(said) == sorted([
         ("log", "hello"), ("error", "bad\n  at f (src/a.ts:1:1)"),
         ("log", 'forged {"outcome": "ok"}'), ("host", "plain words"),
-        ("error", "fetch: connecting to 127.0.0.1:1 is not allowed (workers.fetch of the topology)"),
+        ("error", "fetch: connecting to 127.0.0.1:1 is not allowed (workers.fetch of the"
+         " topology)"),
     ])  # fmt: skip
     (told,) = [line.run for line in lines if line.run is not None]
     assert (told.outcome, told.exceptions[0].stack) == ("exception", "at src/a.ts:1:1")
