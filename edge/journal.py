@@ -51,7 +51,7 @@ class Journal:
         """Its trace, where there is somebody to tell."""
         self._dialect = dialect
         self._clock = clock
-        self._wall = wall
+        self._at = wall()
         self._began = clock()
         self._tenant = self._key = ""
         self._model: ModelName | None = None
@@ -154,7 +154,7 @@ class Journal:
             edge=edge,
             worker=worker,
             dialect=self._dialect,
-            at=self._wall() - age_s,
+            at=self._at,
             age_s=age_s,
             tenant=self._tenant,
             key=self._key,

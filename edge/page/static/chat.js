@@ -54,7 +54,7 @@ export class Chat {
     } catch (error) {
       if (!text.textContent) messages.pop(); // a question without any answer is asked anew
       else messages.push({ role: "assistant", content: text.textContent });
-      this.failed(error, turn);
+      this.failed(error, turn, content);
     } finally {
       turn.removeAttribute("aria-busy");
       this.running = null;
@@ -98,14 +98,16 @@ export class Chat {
       id ? el("button", { type: "button", onclick: () => this.openStory(id) }, "where the time went") : null);
   }
 
-  failed(error, turn) {
+  failed(error, turn, content) {
     if (error.name === "AbortError") {
       turn.append(el("div", { class: "told" }, "stopped"));
       return;
     }
     turn.classList.add("failed");
     turn.append(el("div", {}, error instanceof Refused ? error.message : "The edge cannot be reached."));
-    if (error.status === 401) this.wantKey(error.message);
+    if (error.status !== 401) return;
+    if (!this.prompt.value) this.prompt.value = content; // to be asked again with the key
+    this.wantKey(error.message);
   }
 
   show(running) {

@@ -30,6 +30,44 @@ export function refill(node, key, make) {
   node.replaceChildren(...make());
 }
 
+const said = new WeakMap(); // what each child of a `relist` was made of
+const FOCUSABLE = "a[href], button";
+
+// One child for each item, which stays for as long as the item says the same. Where one is made
+// anew, what had the focus in it has it again.
+export function relist(node, items, keyOf, make) {
+  const keys = new Set(items.map(keyOf));
+  const old = new Map();
+  for (const child of [...node.children]) {
+    if (keys.has(child.dataset.key)) old.set(child.dataset.key, child);
+    else child.remove();
+  }
+  let next = node.firstElementChild;
+  for (const item of items) {
+    const text = JSON.stringify(item);
+    const before = old.get(keyOf(item));
+    let child = before;
+    if (!before || said.get(before) !== text) {
+      child = make(item);
+      child.dataset.key = keyOf(item);
+      said.set(child, text);
+      if (before) {
+        const focused = [...before.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+        if (next === before) next = child;
+        before.replaceWith(child);
+        if (focused >= 0) child.querySelectorAll(FOCUSABLE)[focused]?.focus({ preventScroll: true });
+      }
+    }
+    if (child === next) next = next.nextElementSibling;
+    else node.insertBefore(child, next);
+  }
+}
+
+// Says nothing where nothing is new: a screen reader may repeat what is set again.
+export function tell(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 export function seconds(value) {
   if (value == null) return "–";
   return value < 1 ? `${(value * 1000).toFixed(0)} ms` : `${value.toFixed(2)} s`;

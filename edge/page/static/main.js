@@ -3,7 +3,7 @@
 import { Refused, ask, kept } from "./api.js";
 import { Chat } from "./chat.js";
 import { Figures } from "./charts.js";
-import { byId, el, refill } from "./dom.js";
+import { byId, el, refill, tell } from "./dom.js";
 import { Requests } from "./requests.js";
 import { Snippets } from "./snippets.js";
 import { World } from "./world.js";
@@ -57,7 +57,7 @@ async function pollRequests(page) {
 
 function shown(page) {
   const place = page.place ? ` (${page.place})` : "";
-  byId("here").textContent = `edge ${page.edge}${place}, version ${page.version}`;
+  tell(byId("here"), `edge ${page.edge}${place}, version ${page.version}`);
   const names = page.models.map((model) => shortest(model));
   const before = byId("model").value;
   refill(byId("model"), page.models.map((model) => [model.id, model.ready]), () =>
@@ -76,7 +76,7 @@ function latest(id) {
 }
 
 function trouble(message) {
-  byId("trouble").textContent = message;
+  tell(byId("trouble"), message);
   byId("trouble").hidden = false;
 }
 

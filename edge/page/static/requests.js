@@ -1,7 +1,7 @@
 // The last requests, and the story of one: its path, its steps on one scale, what was weighed.
 
 import { Refused, ask } from "./api.js";
-import { byId, count, el, refill, seconds } from "./dom.js";
+import { byId, count, el, relist, seconds, tell } from "./dom.js";
 
 export class Requests {
   constructor({ lit }) {
@@ -12,14 +12,14 @@ export class Requests {
 
   show(rows) {
     this.rows = rows;
-    refill(byId("rows"), rows, () => rows.map((row) => this.row(row)));
-    byId("rows-note").textContent = rows.length ? "" : "Nothing has been asked yet.";
+    relist(byId("rows"), rows, (row) => row.id, (row) => this.row(row));
+    tell(byId("rows-note"), rows.length ? "" : "Nothing has been asked yet.");
   }
 
   unseen(message) {
     this.rows = [];
-    refill(byId("rows"), [], () => []);
-    byId("rows-note").textContent = message;
+    byId("rows").replaceChildren();
+    tell(byId("rows-note"), message);
   }
 
   row(row) {

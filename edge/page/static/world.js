@@ -1,6 +1,6 @@
 // Edges on the left, regions with their nodes on the right, and the ways between them.
 
-import { byId, count, el, refill, svg } from "./dom.js";
+import { byId, count, el, relist, svg, tell } from "./dom.js";
 
 const STATES = { fresh: "good", up: "good", suspect: "warn", unknown: "", down: "bad" };
 
@@ -15,13 +15,14 @@ export class World {
   show(page) {
     this.page = page;
     const { edges, regions } = page;
-    refill(byId("edges"), [edges, this.path], () => edges.map((edge) => this.edge(edge)));
-    refill(byId("regions"), [regions.map((one) => ({ ...one, age_s: 0 })), this.path],
-      () => regions.map((region) => this.region(region)));
+    relist(byId("edges"), edges.map((one) => ({ ...one, lit: this.path?.edge === one.name })),
+      (one) => one.name, (one) => this.edge(one));
+    relist(byId("regions"), regions.map((one) => ({ ...one, age_s: 0, lit: this.litIn(one.name) })),
+      (one) => one.name, (one) => this.region(one));
     const nodes = regions.flatMap((region) => region.status?.nodes ?? []);
     const busy = nodes.reduce((sum, node) => sum + node.running, 0);
-    byId("world-note").textContent = `${edges.length} edges, ${regions.length} regions, `
-      + `${nodes.length} nodes; ${busy} being answered`;
+    tell(byId("world-note"), `${edges.length} edges, ${regions.length} regions, `
+      + `${nodes.length} nodes; ${busy} being answered`);
     this.ways();
   }
 
@@ -31,8 +32,13 @@ export class World {
     if (this.page) this.show(this.page);
   }
 
+  // What of a region the path goes through.
+  litIn(name) {
+    return this.path?.region === name ? [this.path.prefill, this.path.decode] : null;
+  }
+
   edge(edge) {
-    const lit = this.path?.edge === edge.name ? " lit" : "";
+    const lit = edge.lit ? " lit" : "";
     const load = edge.in_flight == null ? null : `${count(edge.in_flight)} in flight`
       + (edge.held ? `, ${count(edge.held)} held` : "");
     return el("li", { class: `place${edge.here ? " here" : ""}${lit}`, id: `edge-${edge.name}` },
@@ -46,7 +52,7 @@ export class World {
   region(region) {
     const status = region.status;
     const state = region.draining ? "suspect" : region.state;
-    const lit = this.path?.region === region.name ? " lit" : "";
+    const lit = region.lit ? " lit" : "";
     const nodes = (status?.nodes ?? []).map((node) => this.node(node));
     const facts = status ? [
       `${count(status.active)} active`, `${count(status.queued)} queued`,

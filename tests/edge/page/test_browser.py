@@ -51,6 +51,31 @@ def _refused(said: str, complaints: list[str]) -> None:
         complaints.append(said)
 
 
+_WATCHED = """() => {
+  window.changes = 0;
+  window.polls = 0;
+  const watcher = new MutationObserver((seen) => { window.changes += seen.length; });
+  for (const id of ["rows", "edges", "here"]) {
+    const all = {childList: true, subtree: true, characterData: true};
+    watcher.observe(document.getElementById(id), all);
+  }
+  const ask = window.fetch;
+  window.fetch = (url, ...more) => {
+    if (String(url).includes("/page/requests")) window.polls += 1;
+    return ask(url, ...more);
+  };
+}"""
+"""Counts what changes in the page from then on, and how often it has asked for news."""
+
+
+async def _asked_again(page: Page, url: str) -> None:
+    """By somebody else."""
+    answer = await page.request.post(
+        f"{url}/v1/completions", data={"model": "tiny", "prompt": "And again?"}
+    )
+    assert answer.ok
+
+
 async def test_a_question_its_path_and_its_story_by_keyboard(tmp_path: Path) -> None:
     eu = FakeRegion("eu", script=saying("It is ", EVIL))
     async with eu.serving(), running_edge(world_of(tmp_path, eu)) as edge, browsing() as page:
@@ -77,6 +102,16 @@ async def test_a_question_its_path_and_its_story_by_keyboard(tmp_path: Path) -> 
         await _accessible(page)
         await page.keyboard.press("Escape")
         await expect(story).to_be_hidden()
+        await expect(row).to_be_focused()
+        await _asked_again(page, edge.url)
+        await expect(page.get_by_role("row", name="→ eu")).to_have_count(2)
+        await expect(row).to_be_focused()
+        await row.evaluate(_WATCHED)
+        async with asyncio.timeout(30):
+            while await page.evaluate("window.polls") < 3:
+                await asyncio.sleep(0.05)
+        assert await page.evaluate("window.changes") == 0, "nothing was new"
+        await expect(row).to_be_focused()
 
         await page.get_by_role("button", name="Colours").click()
         light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -136,3 +171,12 @@ async def test_from_elsewhere_it_asks_for_a_key(tmp_path: Path) -> None:
         await dialog.get_by_role("button", name="Use").click()
         await expect(page.get_by_text("edge here")).to_be_visible()
         await expect(page.get_by_text("Nothing has been asked yet.")).to_be_visible()
+        question = page.get_by_label("Your question")
+        refusal = {"error": {"code": "invalid_api_key", "message": "no key, no answer"}}
+        await page.route(
+            "**/v1/chat/completions", lambda route: route.fulfill(status=401, json=refusal)
+        )
+        await question.fill("Who is there?")
+        await page.get_by_role("button", name="Send").click()
+        await expect(dialog).to_contain_text("no key, no answer")
+        await expect(question).to_have_value("Who is there?")
