@@ -80,7 +80,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """`at` is Unix seconds. `outcome` is empty while the request runs."""
+    """`at` is Unix seconds. `worker` is the number of the edge's process. `outcome` is empty while
+    the request runs."""
 
     id: RequestId
     edge: str
@@ -91,6 +92,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     key: str = ""
     """ID of the API key, "-" without one; both are empty for a caller who was not known."""
+    by: str = ""
+    """The Worker that asked."""
     model: ModelName | None = None
     stream: bool = False
     outcome: str = ""

@@ -164,11 +164,12 @@ def _head(story: Story) -> Iterator[str]:
     how = "streamed" if story.stream else "whole"
     yield (
         f"request {story.id}: {story.dialect}, {story.model or 'not parsed'}, {how}; edge "
-        f"{story.edge}, worker {story.worker}; {story.age_s:.0f} s ago; "
+        f"{story.edge}, process {story.worker}; {story.age_s:.0f} s ago; "
         f"{story.outcome or 'still running'}"
     )
     if story.tenant:
         with_key = "without a key" if story.key == NO_KEY else f"key {story.key}"
+        with_key = f"by its Worker {story.by}" if story.by else with_key
         yield f"asked by {story.tenant}, {with_key}"
     if story.prompt_tokens:
         yield (

@@ -53,7 +53,7 @@ class Journal:
         self._clock = clock
         self._at = wall()
         self._began = clock()
-        self._tenant = self._key = ""
+        self._tenant = self._key = self._by = ""
         self._model: ModelName | None = None
         self._stream = False
         self._admitted_s: float | None = None
@@ -84,9 +84,9 @@ class Journal:
         now = self.now_s()
         return sum((now if w.ended_s is None else w.ended_s) - w.began_s for w in self._waits)
 
-    def asked_by(self, tenant: str, key: str) -> None:
-        """`key`: its ID."""
-        self._tenant, self._key = tenant, key
+    def asked_by(self, tenant: str, key: str, worker: str = "") -> None:
+        """`key`: its ID. `worker`: the Worker that asks."""
+        self._tenant, self._key, self._by = tenant, key, worker
 
     def admitted(self, request: GenerateRequest, *, stream: bool) -> None:
         self._admitted_s = self.now_s()
@@ -158,6 +158,7 @@ class Journal:
             age_s=age_s,
             tenant=self._tenant,
             key=self._key,
+            by=self._by,
             model=self._model,
             stream=self._stream,
             outcome=self._outcome,

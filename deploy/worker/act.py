@@ -65,11 +65,13 @@ def owner_of(world: World, tenant: str) -> str:
 
 def addresses(bundle: Bundle, edges: list[EdgePage]) -> Iterator[str]:
     settings = bundle.settings
-    for edge in edges:
+    for edge in edges if settings.workers_dev else ():
         scheme, port = edge.url.partition(":")[0], edge.url.rpartition(":")[2]
         yield f"{edge.url}/w/{settings.name}/   {scheme}://{settings.name}.{edge.domain}:{port}/"
     yield from (f"route {pattern}" for pattern in settings.routes)
     yield from (f"timer {cron}" for cron in settings.crons)
+    if not (settings.workers_dev or settings.routes):
+        yield "no address: Workers that are bound to it ask it (workers_dev is false)"
 
 
 def versions(name: str, world: World) -> None:

@@ -120,6 +120,7 @@ def settings_of(project: Project, *, name: str | None = None, dev: bool = False)
         services=tuple(Service(one.binding, one.service) for one in config.services),
         crons=() if dev else config.triggers.crons,
         turn_ms=config.limits.cpu_ms,
+        workers_dev=dev or config.workers_dev,
     )
 
 

@@ -87,13 +87,14 @@ class Config(_Section, frozen=True):
     minify: bool = False
     keep_names: bool = True
     tsconfig: str | None = None
+    workers_dev: bool = True
 
 
 NOT_INHERITED = ("vars", "ai", "kv_namespaces", "services", "define")
 """An environment has its own of these, or none."""
 HARMLESS = frozenset({
     "$schema", "account_id", "dev", "env", "keep_vars", "legacy_env", "observability",
-    "placement", "preview_urls", "send_metrics", "upload_source_maps", "workers_dev",
+    "placement", "preview_urls", "send_metrics", "upload_source_maps",
 })  # fmt: skip
 """Of wrangler, and nothing that a Worker could see here."""
 UNSUPPORTED = {

@@ -85,7 +85,7 @@ class Exchange:
         outcome = "ok"
         try:
             record.caller = caller = self._desk.door.authenticate(headers)
-            record.journal.asked_by(caller.name, caller.key_id)
+            record.journal.asked_by(caller.name, caller.key_id, caller.worker)
             raw = await self._desk.uploads.read(receive, headers)
             parsed = _obeyed(headers, self._dialect.parse(raw, record.request_id))
             parsed = replace(parsed, request=caller.bind(parsed.request))

@@ -57,10 +57,11 @@ class WorldPage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One request in the list. `at`: Unix seconds of its arrival; `outcome` is empty while it runs;
-    `ttft_s` is None before the first piece."""
+    `ttft_s` is None before the first piece. `by`: the Worker that asked."""
 
     id: str
     at: float
+    by: str
     edge: str
     outcome: str
     model: str | None
@@ -130,6 +131,7 @@ def row(story: Story) -> Row:
     return Row(
         id=story.id,
         at=story.at,
+        by=story.by,
         edge=story.edge,
         outcome=story.outcome,
         model=story.model,

@@ -70,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     crons: tuple[str, ...] = ()
     turn_ms: int | None = None
     """How long it may hold its thread, where that is less than the world's limit."""
+    workers_dev: bool = True
+    """Callers reach it by its name; else by its routes alone, and Workers that are bound to it."""
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ class Front:
     async def _by_path(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         name, slash, rest = scope["raw_path"].removeprefix(PREFIX.encode()).partition(b"/")
         entry = self._table.named(name.decode("latin-1"))
-        if entry is None:
+        if entry is None or not entry.by_name:
             shown = name.decode("latin-1")[:63]
             await refuse(send, NotFound(f"No Worker is named {shown!r} here."))
             return

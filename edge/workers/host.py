@@ -25,7 +25,7 @@ from edge.workers.hosted import Hosted, Place
 from edge.workers.kv_store import Space
 from edge.workers.logs import LogBook
 from edge.workers.pacer import Pacer
-from edge.workers.register import Register, Served, check_settings
+from edge.workers.register import Register, Served, check_secrets, check_settings
 from edge.workers.runtime import AI_CACHE, Runtime, Seat
 from edge.workers.shelf import Card, Deployment, Shelf
 from edge.workers.unit import Unit
@@ -95,6 +95,7 @@ class Host:
             version = version_of(digest_of(data))
             self._check(bundle, tenant)
             hosted = self._of(name, tenant, open_)
+            check_secrets(bundle, hosted.card.secrets)
             await self._start(hosted, bundle, version, tenant)
             if not open_:
                 self._shelf.put(name, data)
@@ -158,6 +159,8 @@ class Host:
             kept = {k: v for k, v in hosted.card.secrets.items() if k != key}
             if value is None and len(kept) == len(hosted.card.secrets):
                 raise NotFound(f"the Worker {name!r} has no secret {key!r}")
+            if value is not None and hosted.active is not None:
+                check_secrets(hosted.active.bundle, [key])
             before = hosted.card
             hosted.card = msgspec.structs.replace(
                 hosted.card, secrets=kept if value is None else {**kept, key: value}

@@ -61,5 +61,7 @@ class Hosted:
             starts=0 if unit is None else unit.starts,
             open=self.open,
             rests_s=0.0 if rest is None else rest.left_s(now),
-            rests_for="" if rest is None else f"{SAID[rest.cause]}, {rest.ends} times in a row",
+            rests_for=""
+            if rest is None
+            else f"{SAID[rest.cause]}, its end number {rest.ends} in a row",
         )

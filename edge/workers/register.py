@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.config_workers import Workers
 from core.errors import WorkerRefused
-from edge.workers.bundle import Settings
+from edge.workers.bundle import Bundle, Settings
 from edge.workers.cron import read_cron
 from edge.workers.routes import check_own_host, check_route, conflict
 from edge.workers.table import Entry, digest_token, write_table
@@ -49,6 +49,7 @@ class Register:
                     touch_s=min(TOUCH_S, self._limits.idle_s / 4),
                     token=digest_token(token.encode()),
                     routes=unit.bundle.settings.routes,
+                    by_name=unit.bundle.settings.workers_dev,
                     answer_s=self._limits.answer_s,
                     concurrency=self._limits.concurrency,
                     open=open_,
@@ -92,4 +93,24 @@ def check_settings(
                 f"the service binding {one.binding!r} names the Worker {one.service!r}, which is"
                 " not deployed; deploy it first",
                 param="services",
+            )
+
+
+def check_secrets(bundle: Bundle, secrets: Iterable[str]) -> None:
+    """Raises WorkerRefused where a script would see one of two things under one name."""
+    settings = bundle.settings
+    known = {name: "a variable" for name, _ in settings.vars}
+    known |= {one.binding: "a KV binding" for one in settings.kv}
+    known |= {one.binding: "a service binding" for one in settings.services}
+    if settings.ai is not None:
+        known[settings.ai] = "the binding of AI"
+    if bundle.assets is not None and bundle.assets.binding is not None:
+        known[bundle.assets.binding] = "the binding of its assets"
+    for name in secrets:
+        if name in known:
+            raise WorkerRefused(
+                f"{name!r} would name two things of the Worker {settings.name!r}: a secret and"
+                f" {known[name]}; rename one, or take the secret away (`skerry worker secret delete"
+                f" {name} --name {settings.name}`)",
+                param=name,
             )

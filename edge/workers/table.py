@@ -38,6 +38,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[str, ...] = ()
     answer_s: float
     concurrency: int
+    by_name: bool = True
+    """Else its routes alone lead to it."""
     open: bool = False
     """Whether callers are told what it threw: while it is being written."""
     rest: Rest | None = None
@@ -99,7 +101,7 @@ class Table:
         own = None
         if name.endswith(self._suffix):
             own = self._named.get(name[: -len(self._suffix)])
-        return self._routes.find(name, path, own) or own
+        return self._routes.find(name, path, own) or (own if own and own.by_name else None)
 
     def _look(self) -> None:
         stamp = self._read_stamp()

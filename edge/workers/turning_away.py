@@ -21,8 +21,8 @@ READ_S = 1.0
 def resting(name: str, rest: Rest) -> WorkerResting:
     """What whoever asks it is told."""
     return WorkerResting(
-        f"the Worker {name!r} rests, since it {SAID[rest.cause]} {rest.ends} times in a row; see"
-        f" `skerry worker tail {name}`",
+        f"the Worker {name!r} rests: it was ended {rest.ends} times in a row, the last time since"
+        f" it {SAID[rest.cause]}; see `skerry worker tail {name}`",
         retry_after_s=rest.left_s(time.time()),
     )
 

@@ -193,8 +193,8 @@ class Unit:
         ends = self._conduct.ends
         rest = self.rest = Rest(time.time() + rest_s, cause, ends)
         self._say(
-            f"ended: {reason}; {ends} times in a row, so it rests for {rest_s:g} s: whoever asks it"
-            " is refused until then (workers.rest_s), unless it is deployed again"
+            f"ended: {reason}; its end number {ends} in a row, so it rests for {rest_s:g} s:"
+            " whoever asks it is refused until then (workers.rest_s), unless it is deployed again"
         )
         self._changed()
         try:

@@ -58,7 +58,7 @@ def test_a_story_as_a_page() -> None:
     page = "\n".join(lines(STORY))
     assert page == (
         """\
-request r1: chat, tiny, streamed; edge ams, worker 2; 9 s ago; ok
+request r1: chat, tiny, streamed; edge ams, process 2; 9 s ago; ok
 asked by quay, key 0123456789ab
 100 prompt tokens, 64 of them cached; 20 generated
 

@@ -297,7 +297,7 @@ def test_what_fails_says_so_and_hurts_nobody_else(
         told("/loop")
     else:
         pytest.fail("who was ended twice in a row does not rest")
-    assert "'fails' rests, since it" in rests.json()["error"]["message"]
+    assert "'fails' rests: it was ended" in rests.json()["error"]["message"]
     assert int(rests.headers["retry-after"]) >= 1
     assert until(lambda: client.get(f"{base}/").text == "well"), "it has room again"
     lines = tailed("fails")

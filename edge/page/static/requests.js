@@ -25,7 +25,7 @@ export class Requests {
   row(row) {
     const bad = !["", "ok"].includes(row.outcome);
     const open = el("button", { type: "button", onclick: () => this.open(row.id) }, row.id);
-    const path = [row.edge, row.region, row.prefill, row.decode].filter(Boolean).join(" → ");
+    const path = way(row);
     const why = bad ? row.outcome : [row.reason, row.node_reason].filter(Boolean).join(" / ");
     const tokens = row.outcome === "" ? "running" : `${count(row.completion_tokens)} tok`;
     const on = () => this.lit(row);
@@ -52,9 +52,14 @@ export class Requests {
   }
 }
 
+function way(row) {
+  const by = row.by && `Worker ${row.by}`;
+  return [by, row.edge, row.region, row.prefill, row.decode].filter(Boolean).join(" → ");
+}
+
 function story({ row, steps, weighed }) {
   const end = Math.max(...steps.map((step) => step.start_s + step.seconds), 1e-6);
-  const path = [row.edge, row.region, row.prefill, row.decode].filter(Boolean).join(" → ");
+  const path = way(row);
   const parts = [
     el("p", {}, `${path}. ${count(row.prompt_tokens)} prompt tokens, ${count(row.cached_tokens)} cached; `
       + `${count(row.completion_tokens)} generated; first token ${seconds(row.ttft_s)}, all ${seconds(row.total_s)}.`),

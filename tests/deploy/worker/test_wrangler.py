@@ -29,7 +29,7 @@ FULL = (
     + """
 compatibility_flags = ["nodejs_compat"]
 routes = ["shop.org/*", { pattern = "b.shop.org", custom_domain = true }]
-workers_dev = true
+workers_dev = false
 kv_namespaces = [{ binding = "KV", id = "1", preview_id = "2" }, { binding = "OWN" }]
 services = [{ binding = "FRIEND", service = "friend" }]
 observability = { enabled = true }
@@ -74,8 +74,9 @@ def test_a_whole_configuration(tmp_path: Path) -> None:
     assert settings.kv == (Kv("KV", "1"), Kv("OWN", "shop-own"))
     assert settings.services == (Service("FRIEND", "friend"),)
     assert (settings.ai, settings.crons, settings.turn_ms) == ("AI", ("* * * * *",), 50)
+    assert not settings.workers_dev
     dev = settings_of(project, name="shop-dev", dev=True)
-    assert (dev.name, dev.routes, dev.crons) == ("shop-dev", (), ())
+    assert (dev.name, dev.routes, dev.crons, dev.workers_dev) == ("shop-dev", (), (), True)
     assert dev.kv == (Kv("KV", "2"), Kv("OWN", "shop-own"))
 
 
@@ -86,7 +87,7 @@ def test_environments_inherit_all_but_bindings(tmp_path: Path) -> None:
     assert settings.name == "shop-staging"
     assert (settings.routes, settings.vars) == ((), (("A", '"staging"'),))
     assert (settings.ai, settings.kv, settings.services) == (None, (), ())
-    assert settings.crons == ("* * * * *",)
+    assert (settings.crons, settings.workers_dev) == (("* * * * *",), False)
     assert [note.split()[0] for note in staging.notes] == ["ai", "kv_namespaces", "services"]
     live = read(file, "production")
     assert live.config.name == "shop-live"

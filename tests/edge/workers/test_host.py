@@ -254,6 +254,19 @@ async def test_what_is_in_dev_is_not_taken_over(folder: Path) -> None:
             await host.stage("w", data, tenant="t", open_=True)
 
 
+async def test_a_secret_has_a_name_of_its_own(folder: Path) -> None:
+    async with hosting(folder) as (host, table):
+        await serve(host, "one", kv=(KV,), vars=(("COLOUR", '"red"'),), ai="AI")
+        for name, what in (("KV", "a KV binding"), ("COLOUR", "a variable"), ("AI", "of AI")):
+            with pytest.raises(WorkerRefused, match=f"'{name}' would name two things .*{what}"):
+                await host.set_secret("w", name, "s")
+        await host.set_secret("w", "SECRET", "s")
+        late = bundle_of("two", vars=(("SECRET", '"red"'),))
+        with pytest.raises(WorkerRefused, match="secret delete SECRET --name w"):
+            await host.stage("w", pack(late), tenant="t")
+        assert (await ask(table), list(host.card("w")[0].secrets)) == ("one s", ["SECRET"])
+
+
 async def test_two_secrets_at_once_are_both_kept(folder: Path) -> None:
     async with hosting(folder) as (host, table):
         await serve(host, "one")

@@ -217,6 +217,17 @@ async def test_headers_of_an_answer_may_be_as_long_as_cloudflares(folder: Path) 
             assert "128 KiB" in refused.text
 
 
+async def test_one_that_has_no_name_for_callers_is_reached_by_its_routes(folder: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=request.path)
+
+    async with passing(folder, handler, by_name=False, routes=("shop.org/*",)) as client:
+        refused = await client.get("/w/w/a")
+        assert (refused.status_code, "'w'" in refused.text) == (404, True)
+        assert (await client.get("/a", headers={"host": "w.localhost"})).text != "/a"
+        assert (await client.get("/a", headers={"host": "shop.org"})).text == "/a"
+
+
 async def test_what_goes_wrong_is_named(folder: Path) -> None:
     gate = asyncio.Event()
     asked: list[str] = []
@@ -292,7 +303,7 @@ async def test_who_asks_a_worker_that_rests_is_refused_at_once(folder: Path) -> 
         by_host = await client.get("/", headers={"host": "w.localhost"})
     for one in (answer, by_host):
         assert (one.status_code, one.json()["error"]["code"]) == (503, "worker_resting")
-        assert "'w' rests, since it filled its memory 3 times in a row" in one.text
+        assert "ended 3 times in a row, the last time since it filled its memory" in one.text
         assert one.headers["retry-after"] == "30"
     assert asked == []
     over = Rest(until=time.time() - 1.0, cause="memory", ends=3)

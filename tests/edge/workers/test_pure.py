@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.config_workers import Workers
 from core.errors import WorkerRefused
@@ -363,6 +364,10 @@ def test_a_table_is_seen_as_soon_as_it_is_written(tmp_path: Path) -> None:
     write_table(path, [entry("w", "2"), entry("v", "1", "w.localhost/*", "*localhost/*")])
     assert table.of_host("w.localhost", "/") == table.named("w"), "nobody takes its host"
     assert table.of_host("u.localhost", "/") == table.named("v")
+    hidden = replace(entry("w", "3", "shop.org/a/*", "w.localhost/a/*"), by_name=False)
+    write_table(path, [hidden, entry("v", "1")])
+    assert table.of_host("w.localhost", "/") is None, "its routes alone lead to it"
+    assert table.of_host("w.localhost", "/a/") == table.of_host("shop.org", "/a/") == hidden
     path.write_bytes(b"torn")
     assert table.named("v") is not None, "what was known holds"
     path.unlink()

@@ -96,11 +96,11 @@ async def test_it_rests_and_all_who_ask_are_told(
         assert rest.ends == 2
         why = SAID[rest.cause]
         assert 0 < host.row("w").rests_s <= 60.0
-        assert host.row("w").rests_for == f"{why}, 2 times in a row"
+        assert host.row("w").rests_for == f"{why}, its end number 2 in a row"
         status, after, message = await refused(table)
         assert (status, 0 < int(after) <= 60) == (503, True)
         assert rest_of(table) == rest, "told at once, not when it is over"
-        assert f"the Worker 'w' rests, since it {why} 2 times" in message
+        assert f"'w' rests: it was ended 2 times in a row, the last time since it {why}" in message
         ((unit, cron, book),) = host.crons()
         assert not await trigger(unit, cron.text, 0, book)
         told = [line.message for line in book.last(100) if line.level == "host"]
