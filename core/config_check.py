@@ -4,7 +4,7 @@ finite, and nothing is open to a network that is not trusted."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from core.config_scale import scale_complaints
 from core.config_secrets import split_reference
 from core.config_tenants import tenant_complaints
 from core.errors import ConfigError
+from core.nearest import did_you_mean
 from core.parallel import refusal
 from core.types import Role
 
@@ -104,7 +105,8 @@ def _bad_references(topology: Topology) -> Iterator[Complaint]:
             if name not in known:
                 yield Complaint(
                     ("edges", place, "round_trip_ms", name),
-                    f"edge {edge.name!r} has a round trip to {name!r}, which is no region",
+                    f"edge {edge.name!r} has a round trip to {name!r}, which is no region"
+                    f"{_near(name, known)}",
                 )
     for key, regions in topology.residency.items():
         path: Path = ("residency", key)
@@ -112,15 +114,23 @@ def _bad_references(topology: Topology) -> Iterator[Complaint]:
             yield Complaint(
                 path, f"the residency of namespace {key!r} is empty: it could be served nowhere"
             )
-        yield from _bad_residency(path, f"namespace {key!r}", set(regions) - known)
+        yield from _bad_residency(path, f"namespace {key!r}", regions, known)
     for key, model in topology.models.items():
-        strangers = set(model.residency) - known
-        yield from _bad_residency(("models", key, "residency"), f"model {key!r}", strangers)
+        where = ("models", key, "residency")
+        yield from _bad_residency(where, f"model {key!r}", model.residency, known)
 
 
-def _bad_residency(path: Path, what: str, strangers: set[str]) -> Iterator[Complaint]:
-    for name in sorted(strangers):
-        yield Complaint(path, f"the residency of {what} names {name!r}, which is no region")
+def _bad_residency(
+    path: Path, what: str, regions: Sequence[str], known: Collection[str]
+) -> Iterator[Complaint]:
+    for name in sorted(set(regions).difference(known)):
+        near = _near(name, known)
+        yield Complaint(path, f"the residency of {what} names {name!r}, which is no region{near}")
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    hint = did_you_mean(name, known, f"there are: {', '.join(sorted(known))}")
+    return f"; {hint}" if known else ""
 
 
 def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
@@ -130,7 +140,8 @@ def _bad_nodes(topology: Topology) -> Iterator[Complaint]:
             if node.model not in topology.models:
                 yield Complaint(
                     (*path, "model"),
-                    f"node {node.name!r} serves {node.model!r}, which is not under [models]",
+                    f"node {node.name!r} serves {node.model!r}, which is not under [models]"
+                    f"{_near(node.model, topology.models)}",
                 )
             if (why := refusal(node.parallel)) is not None:
                 yield Complaint((*path, "parallel"), f"node {node.name!r}: {why}")
