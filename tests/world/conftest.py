@@ -1,18 +1,36 @@
 """Two worlds for all tests that leave them as they found them: scripted, and with real weights."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 import deploy
 from deploy.launcher import LocalWorld, run_world
 from deploy.process import Pauses
+from tests.world.faults import alive, until
 from tests.world.scripted import scripted_world
 
 TIMEOUT_S = 300
 """A world on a crowded machine takes a minute to come up, and `until` has patience of its own."""
 TOPOLOGIES = Path(deploy.__file__).parent / "topologies"
+
+
+@pytest.fixture(autouse=True)
+def _whole(request: pytest.FixtureRequest) -> None:
+    """A test of a world that many share begins with all of it: whoever was killed before is up
+    again, the hosts of Workers too."""
+    for name in {"world", "real"} & set(request.fixturenames):
+        if not hasattr(request.module, name):  # else it has one of its own
+            assert until(partial(_is_whole, request.getfixturevalue(name)))
+
+
+def _is_whole(world: LocalWorld) -> bool:
+    for edge in world.world.topology.edges:
+        httpx.get(f"http://{edge.admin}/", timeout=30, trust_env=False)  # raises where none is
+    return all(alive(world, region) for region in world.routers)
 
 
 @pytest.fixture(scope="session")

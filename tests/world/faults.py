@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import httpx
 
@@ -11,6 +13,7 @@ from deploy.launcher import LocalWorld
 from tests.world.scripted import PLAIN, Answer, page, region_status
 
 PATIENCE_S = 60.0
+_T = TypeVar("_T")
 
 
 def until(what: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
@@ -26,15 +29,31 @@ def until(what: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     return False
 
 
-def split(asked: Callable[[int], Answer]) -> Answer:
-    """The first answer whose prompt another node has read. What was measured of a busy machine may
-    speak against it for a while; `asked` gets a number, for prompts that nobody has read before."""
-    for number in range(8):
-        answer = asked(number)
+def split(asked: Callable[[int], Answer]) -> tuple[Answer, int]:
+    """An answer whose prompt another node has read, and the number that `asked` was given for it.
+    What was measured of a busy machine may speak against that way, and nobody measures again who is
+    not asked: so more and more ask at once, until the way around those who wait is the shorter one.
+    Numbers are for prompts that nobody has read before."""
+
+    def crossed(answer: Answer) -> bool:
         assert answer.done, answer.error
-        if answer.facts["kv_bytes"]:
-            return answer
-    raise AssertionError("no prompt of eight was read by another node")
+        return bool(answer.facts["kv_bytes"])
+
+    return crowded(asked, crossed)
+
+
+def crowded(asked: Callable[[int], _T], crossed: Callable[[_T], bool]) -> tuple[_T, int]:
+    """See `split`."""
+    first = 0
+    for crowd in range(1, 8):
+        numbers = range(first, first + crowd)
+        with ThreadPoolExecutor(crowd) as pool:
+            answers = list(pool.map(asked, numbers))
+        for number, answer in zip(numbers, answers, strict=True):
+            if crossed(answer):
+                return answer, number
+        first += crowd
+    raise AssertionError(f"no prompt of {first} was read by another node")
 
 
 def blocks_used(world: LocalWorld, region: str) -> int:

@@ -94,7 +94,7 @@ def nodes(world: LocalWorld) -> dict[str, dict[str, Any]]:
 
 def test_a_split_node_hands_over_to_one_that_is_split_differently(sharded: LocalWorld) -> None:
     long = "sea, sky and stones. " * 25
-    answer = split(lambda number: said(sharded, f"first {number}: {long}"))
+    answer, _ = split(lambda number: said(sharded, f"first {number}: {long}"))
     assert answer.headers["x-skerry-prefill"] == "reader"
     assert answer.headers["x-skerry-decode"] in ("writer", "pools")
     assert until(lambda: forgotten(sharded, "home"))

@@ -34,13 +34,11 @@ def chat(question: str, crew: str = "", **more: object) -> dict[str, object]:
 
 
 def test_the_same_words_come_cold_split_cached_and_after_faults(real: LocalWorld) -> None:
-    body: dict[str, object] = {}
+    def body_of(number: int) -> dict[str, object]:
+        return chat("How many passengers does a boat carry under rule 7?", f"pier {number}")
 
-    def asked(number: int) -> Answer:
-        body.update(chat("How many passengers does a boat carry under rule 7?", f"pier {number}"))
-        return ask(real.edges["nyc"], body, CHAT)
-
-    cold = split(asked)
+    cold, number = split(lambda number: ask(real.edges["nyc"], body_of(number), CHAT))
+    body = body_of(number)
     region = cold.headers["x-skerry-region"]
     assert cold.facts["prefill"] == f"{region}-prefill-1"
 

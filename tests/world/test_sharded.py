@@ -61,20 +61,18 @@ def unsplit(prompt: str) -> str:
 
 
 def test_a_split_model_says_what_an_unsplit_one_says(sharded: LocalWorld) -> None:
-    prompts: list[str] = []
     edge = sharded.edges["here"]
 
     def asked(number: int) -> Answer:
-        prompts.append(f"{number}. {PROMPT}")
         body: dict[str, object] = {
-            "model": "smollm2", "prompt": prompts[-1], "max_tokens": TOKENS, "temperature": 0,
-            "stream": True, "ignore_eos": True,
+            "model": "smollm2", "prompt": f"{number}. {PROMPT}", "max_tokens": TOKENS,
+            "temperature": 0, "stream": True, "ignore_eos": True,
         }  # fmt: skip
         return ask(edge, body)
 
-    answer = split(asked)
+    answer, number = split(asked)
     assert answer.facts["prefill"] == "home-prefill"
-    wanted = unsplit(prompts[-1])
+    wanted = unsplit(f"{number}. {PROMPT}")
     assert len(wanted) > 20
     assert answer.text.startswith(wanted)
     nodes = edge_view(edge).regions[0].status

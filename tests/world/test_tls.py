@@ -47,7 +47,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorld]:
 
 def test_an_answer_crosses_it_and_its_kv_too(sealed: LocalWorld) -> None:
     edge = next(iter(sealed.edges.values()))
-    answer = split(lambda number: ask(edge, completion(f"sealed {number}: {LONG}")))
+    answer, _ = split(lambda number: ask(edge, completion(f"sealed {number}: {LONG}")))
     assert re.fullmatch(rf"sealed \d: {LONG}", answer.text)
     assert answer.headers["x-skerry-prefill"] == "eu-prefill"
 

@@ -15,7 +15,7 @@ import pytest
 from deploy.launcher import LocalWorld
 from tests.otlp import Collected, Told, collecting
 from tests.world.campaign import STALE_S, node, stopped_rank
-from tests.world.faults import alive, until
+from tests.world.faults import alive, crowded, until
 from tests.world.scripted import MODEL, completion, scripted_world
 
 pytestmark = pytest.mark.world
@@ -63,13 +63,14 @@ def asked(world: LocalWorld, prompt: str, trace: str = "", max_tokens: int = 5) 
 
 def _split(world: LocalWorld, name: str, trace: str, flags: str) -> tuple[httpx.Response, str]:
     """The answer to a prompt that another node has read, and its trace, whose ID begins with
-    `trace`. What was measured of a busy machine may speak against that way for a while."""
-    for number in range(8):
-        id_ = f"{trace}{number:04x}"
-        answer = asked(world, f"{name} {number}: {LONG}", f"00-{id_}-{ABOVE}-{flags}")
-        if "x-skerry-prefill" in answer.headers:
-            return answer, id_
-    raise AssertionError("no prompt of eight was read by another node")
+    `trace`."""
+
+    def ask(number: int) -> httpx.Response:
+        header = f"00-{trace}{number:04x}-{ABOVE}-{flags}"
+        return asked(world, f"{name} {number}: {LONG}", header)
+
+    answer, number = crowded(ask, lambda one: "x-skerry-prefill" in one.headers)
+    return answer, f"{trace}{number:04x}"
 
 
 def _struck(world: LocalWorld, name: str, victim: str) -> httpx.Response:

@@ -52,9 +52,10 @@ export class Chat {
       const said = await this.follow(messages, text, turn);
       messages.push({ role: "assistant", content: said });
     } catch (error) {
-      if (!text.textContent) messages.pop(); // a question without any answer is asked anew
+      const unanswered = !text.textContent;
+      if (unanswered) messages.pop(); // a question without any answer is asked anew
       else messages.push({ role: "assistant", content: text.textContent });
-      this.failed(error, turn, content);
+      this.failed(error, turn, unanswered ? content : "");
     } finally {
       turn.removeAttribute("aria-busy");
       this.running = null;
@@ -105,14 +106,17 @@ export class Chat {
     }
     turn.classList.add("failed");
     turn.append(el("div", {}, error instanceof Refused ? error.message : "The edge cannot be reached."));
+    if (!this.prompt.value) this.prompt.value = content; // to be asked again
     if (error.status !== 401) return;
-    if (!this.prompt.value) this.prompt.value = content; // to be asked again with the key
+    this.prompt.focus({ preventScroll: true });
     this.wantKey(error.message);
   }
 
   show(running) {
-    byId("send").hidden = running;
-    byId("stop").hidden = !running;
+    const [shown, gone] = running ? [byId("stop"), byId("send")] : [byId("send"), byId("stop")];
+    shown.hidden = false;
+    if (document.activeElement === gone) shown.focus(); // what is hidden loses it
+    gone.hidden = true;
   }
 
   scroll() {

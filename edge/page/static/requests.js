@@ -7,7 +7,7 @@ export class Requests {
   constructor({ lit }) {
     this.lit = lit;
     this.rows = [];
-    byId("story").addEventListener("close", () => this.lit(null));
+    byId("story").addEventListener("close", () => this.closed());
   }
 
   show(rows) {
@@ -37,7 +37,17 @@ export class Requests {
       el("td", { class: "number" }, seconds(row.ttft_s)), el("td", { class: "number" }, tokens));
   }
 
+  // The row that had the focus before may have been made anew meanwhile.
+  closed() {
+    this.lit(null);
+    const now = document.activeElement;
+    if (now !== document.body && !byId("story").contains(now)) return;
+    const row = [...byId("rows").children].find((one) => one.dataset.key === this.opened);
+    row?.querySelector("button").focus({ preventScroll: true });
+  }
+
   async open(id) {
+    this.opened = id;
     byId("story-title").textContent = `Request ${id}`;
     byId("story-body").replaceChildren(el("p", { class: "quiet" }, "Asking the edge"));
     if (!byId("story").open) byId("story").showModal();
