@@ -22,6 +22,7 @@ from deploy.worker.fleet import Fleet, FleetError, fleet_of
 from deploy.worker.tail import Said, shown, start
 from deploy.worker.wrangler import SECRETS_FILE, find, read, read_secrets
 from edge.workers.bundle import NAME, Bundle, pack
+from edge.workers.register import bindings_of
 
 LOOK_S = 0.3
 SUFFIX = "-dev"
@@ -101,9 +102,17 @@ def _built(file: Path, env: str | None) -> tuple[str, Built]:
 
 
 def _secret(built: Built, folder: Path) -> Bundle:
-    """With the secrets of `.dev.vars` as variables, which is how scripts see them."""
+    """With the secrets of `.dev.vars` as variables, which is how scripts see them. Raises
+    ConfigError."""
     bundle = built.bundle
     mine = read_secrets(folder)
+    bound = bindings_of(bundle)
+    for key in mine:
+        if key in bound:
+            raise ConfigError(
+                f"{folder / SECRETS_FILE}: {key!r} would name two things: a secret and"
+                f" {bound[key]}; rename one"
+            )
     kept = [(key, text) for key, text in bundle.settings.vars if key not in mine]
     own = [(key, msgspec.json.encode(value).decode()) for key, value in mine.items()]
     settings = msgspec.structs.replace(bundle.settings, vars=tuple(sorted((*kept, *own))))

@@ -105,7 +105,7 @@ class Host:
         """The same for a version that is kept, by default the one served before. Raises NotFound,
         WorkerRefused."""
         async with self._turn:
-            return await self._stage_kept(name, version)
+            return await self._stage_kept(name, version, clear=True)
 
     async def activate(self, name: str, version: str, how: str, id_: str = "") -> None:
         """Serve what was staged. What was served ends after its last answer. `id_` is of this
@@ -210,7 +210,9 @@ class Host:
                             return Space(tenant, kv.id)
         return None
 
-    async def _stage_kept(self, name: str, version: str | None, *, bound: bool = True) -> str:
+    async def _stage_kept(
+        self, name: str, version: str | None, *, bound: bool = True, clear: bool = False
+    ) -> str:
         hosted = self._known(name)
         version = version or hosted.card.before
         if version is None:
@@ -224,6 +226,8 @@ class Host:
             )
         bundle = unpack(self._shelf.take(name, found[0]))
         self._check(bundle, hosted.card.tenant, bound=bound)
+        if clear:  # what is served already is started again as it is
+            check_secrets(bundle, hosted.card.secrets)
         await self._start(hosted, bundle, found[0], hosted.card.tenant)
         return found[0]
 

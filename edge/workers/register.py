@@ -99,13 +99,7 @@ def check_settings(
 def check_secrets(bundle: Bundle, secrets: Iterable[str]) -> None:
     """Raises WorkerRefused where a script would see one of two things under one name."""
     settings = bundle.settings
-    known = {name: "a variable" for name, _ in settings.vars}
-    known |= {one.binding: "a KV binding" for one in settings.kv}
-    known |= {one.binding: "a service binding" for one in settings.services}
-    if settings.ai is not None:
-        known[settings.ai] = "the binding of AI"
-    if bundle.assets is not None and bundle.assets.binding is not None:
-        known[bundle.assets.binding] = "the binding of its assets"
+    known = {name: "a variable" for name, _ in settings.vars} | bindings_of(bundle)
     for name in secrets:
         if name in known:
             raise WorkerRefused(
@@ -114,3 +108,15 @@ def check_secrets(bundle: Bundle, secrets: Iterable[str]) -> None:
                 f" {name} --name {settings.name}`)",
                 param=name,
             )
+
+
+def bindings_of(bundle: Bundle) -> dict[str, str]:
+    """What its names in `env` stand for, its variables left out."""
+    settings = bundle.settings
+    known = {one.binding: "a KV binding" for one in settings.kv}
+    known |= {one.binding: "a service binding" for one in settings.services}
+    if settings.ai is not None:
+        known[settings.ai] = "the binding of AI"
+    if bundle.assets is not None and bundle.assets.binding is not None:
+        known[bundle.assets.binding] = "the binding of its assets"
+    return known

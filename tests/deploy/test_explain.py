@@ -86,6 +86,11 @@ worst step: decode, 500 ms, 50% of it"""
     assert all(len(line) <= 100 for line in page.splitlines())
 
 
+def test_the_worker_that_asked_is_named() -> None:
+    told = list(lines(replace(STORY, tenant="anonymous", key="-", by="hello")))
+    assert told[1] == "asked by anonymous, by its Worker hello"
+
+
 def test_one_that_runs_and_one_that_was_never_parsed() -> None:
     running = replace(STORY, outcome="", ended_s=None, timings=None, tries=())
     assert "still running" in next(lines(running))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from core.story import StoryPage
 from core.types import RequestId
 from edge.journal import Journal, Recent
+from edge.workers.table import Entry, digest_token, table_path, write_table
 from tests.edge.fakes import (
     END,
     SECRET,
@@ -69,6 +72,24 @@ async def test_a_request_is_told_with_its_reasons_and_without_its_text(tmp_path:
     assert won.first_s is not None
     assert story.ended_s is not None
     assert won.began_s <= won.accepted_s <= won.first_s <= story.ended_s
+
+
+async def test_the_worker_that_asked_is_told(tmp_path: Path) -> None:
+    async with FakeRegion("eu").serving() as eu:
+        world = world_of(tmp_path, eu)
+        edges = [replace(one, admin="127.0.0.1:0") for one in world.topology.edges]
+        world = dataclasses.replace(world, topology=replace(world.topology, edges=edges))
+        mine = Entry(
+            name="hello", tenant="anonymous", version="1", socket="s", used="u",
+            token=digest_token(b"word"), answer_s=1.0, concurrency=1,
+        )  # fmt: skip
+        write_table(table_path(world.state, "here"), [mine])
+        async with running_edge(world) as edge:
+            for headers in ({"x-skerry-worker": "word"}, {}):
+                answer = await edge.http.post("/v1/chat/completions", json=chat(), headers=headers)
+                assert answer.status_code == 200
+            stories = (await _explained(edge)).stories
+    assert [one.by for one in stories] == ["", "hello"], "the newest comes first"
 
 
 async def test_a_request_that_runs_is_told_too(tmp_path: Path) -> None:

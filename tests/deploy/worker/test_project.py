@@ -11,7 +11,7 @@ import pytest
 from core.errors import ConfigError, WorkerRefused
 from deploy.worker import dev
 from deploy.worker.act import addresses, owner_of
-from deploy.worker.build import build
+from deploy.worker.build import Built, build
 from deploy.worker.new import TEMPLATES, create
 from deploy.worker.tail import shown
 from deploy.worker.wrangler import find, read
@@ -21,6 +21,7 @@ from edge.workers.logs import Line
 from edge.workers.runtime import Run, Thrown
 from edge.workers.sourcemap import SourceMap
 from tests.edge.fakes import FakeRegion, world_of
+from tests.edge.workers.doubles import bundle_of
 
 
 @pytest.fixture
@@ -150,6 +151,14 @@ def test_a_change_of_any_source_is_seen(tmp_path: Path) -> None:
     assert with_two != before
     os.utime(one, (1, 1))
     assert dev.stamp_of((one, two)) != with_two
+
+
+def test_a_secret_of_dev_has_no_name_of_a_binding(tmp_path: Path) -> None:
+    (tmp_path / ".dev.vars").write_text("COLOUR=red\nAI=mine\n")
+    with pytest.raises(ConfigError, match=r"\.dev\.vars: 'AI' would name two .*binding of AI"):
+        dev._secret(Built(bundle_of("one", ai="AI"), ()), tmp_path)
+    made = dev._secret(Built(bundle_of("one", vars=(("COLOUR", '"blue"'),)), ()), tmp_path)
+    assert dict(made.settings.vars) == {"COLOUR": '"red"', "AI": '"mine"'}
 
 
 def test_for_whom_a_worker_acts(tmp_path: Path) -> None:

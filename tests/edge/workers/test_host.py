@@ -265,6 +265,11 @@ async def test_a_secret_has_a_name_of_its_own(folder: Path) -> None:
         with pytest.raises(WorkerRefused, match="secret delete SECRET --name w"):
             await host.stage("w", pack(late), tenant="t")
         assert (await ask(table), list(host.card("w")[0].secrets)) == ("one s", ["SECRET"])
+        await serve(host, "two")
+        await host.set_secret("w", "COLOUR", "s")
+        with pytest.raises(WorkerRefused, match=r"'COLOUR' would name two things .*a variable"):
+            await host.stage_kept("w", None)  # it had that variable
+        assert await ask(table) == "two s"
 
 
 async def test_two_secrets_at_once_are_both_kept(folder: Path) -> None:
