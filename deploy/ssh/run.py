@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from core.config import World, read
 from core.config_check import Complaint
 from core.config_locate import line_of
 from core.errors import ConfigError
-from core.orders import OrderAsk
 from deploy import toml_write
 from deploy.rollout.act import RolledBack, roll_out
 from deploy.rollout.asking import Asking
@@ -124,7 +124,7 @@ class Deploy:
         made = intent.units(self._ask.unit, self._seats, found, goals, self._met.hosts)
         with self._asking(found) as (asking, attending):
             if not self._ask.dry_run:
-                self._undo(asking, attending())
+                undo(*self._orders, partial(attending().order, Kind.ROUTER), self._say)
             before = self._standing(made, found, goals, asking)
             steps = self._steps(made, before)
             if self._ask.dry_run:
@@ -301,12 +301,6 @@ class Deploy:
         """Where what this deploy orders is kept."""
         host = self._met.hosts[self._seats[self._ask.unit].host]
         return host, self._met.place(host).orders(self._ask.unit)
-
-    def _undo(self, asking: Asking, attending: Attending) -> None:
-        def give(router: str, ask: OrderAsk) -> None:
-            attending.order(Kind.ROUTER, router, ask)
-
-        undo(*self._orders, give, self._say)
 
     # ------------------------------------------------------------------ acting
 

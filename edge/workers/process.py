@@ -18,7 +18,7 @@ from core.errors import WorkerRefused
 from edge.crew.watch import answers
 from edge.workers.output import Reader
 from edge.workers.runtime import Launch
-from edge.workers.tree import limit, starting, tree_of
+from edge.workers.tree import limit, starting, taken_by, tree_of
 from edge.workers.watch import End, Sample
 
 START_S = 30.0
@@ -157,13 +157,8 @@ class Process:
             self._asking = None
 
     def _look(self, now: float, *, answered: bool) -> Sample:
-        cpu_s, memory = 0.0, 0
-        for process in self._tree:
-            with process.oneshot():
-                times = process.cpu_times()
-                cpu_s += times.user + times.system
-                memory += process.memory_info().rss
-        return Sample(now, cpu_s + self.halted_s, memory / 1e6, answered, self._others())
+        took = taken_by(self._tree)
+        return Sample(now, took.cpu_s + self.halted_s, took.memory_mb, answered, self._others())
 
     def _others(self) -> int:
         """Processes below ours that are none of the tree. To find them takes a look at all of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,18 +34,26 @@ def tree_of(pid: int) -> list[psutil.Process]:
     return tree
 
 
+def taken_by(tree: Iterable[psutil.Process]) -> Took:
+    """Raises psutil.NoSuchProcess."""
+    cpu_s, memory = 0.0, 0
+    for process in tree:
+        with process.oneshot():
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+            memory += process.memory_info().rss
+    return Took(cpu_s, memory / 1e6)
+
+
 def starting(pid: int, memory_mb: int) -> Took:
     """Of one that is not up yet, whatever wraps it. It is limited loosely from now on, and so is
     what it starts. Nothing for one that has ended."""
-    cpu_s, memory = 0.0, 0
     with suppress(psutil.NoSuchProcess):
-        for process in tree_of(pid):
+        tree = tree_of(pid)
+        for process in tree:
             _set_data(process.pid, STARTING_MB + (DATA_FACTOR + 1) * memory_mb)
-            with process.oneshot():
-                times = process.cpu_times()
-                cpu_s += times.user + times.system
-                memory += process.memory_info().rss
-    return Took(cpu_s, memory / 1e6)
+        return taken_by(tree)
+    return Took()
 
 
 def limit(pid: int, memory_mb: int) -> None:
